@@ -1,0 +1,2 @@
+//! The `skyschedule` binary.
+fn main() {}
