@@ -1,0 +1,23 @@
+//! What clients and servers say to each other.
+//!
+//! One message a frame: a length of four bytes, then a [`messages::ClientMessage`] or
+//! [`messages::ServerMessage`] in bincode. The first message of each side is `Hello`, which agrees on
+//! the version and the features; then comes the SCRAM exchange (see [`crate::auth`]), then `Login`.
+//! The layout of `Hello` and `Refused` never changes, so that any two versions can tell each other
+//! why they do not talk. Messages are only ever appended to: a published variant is never edited.
+
+pub mod bounded;
+pub mod codec;
+pub mod messages;
+
+/// Newest version of the protocol that this build speaks.
+pub const VERSION: u16 = 1;
+
+/// Oldest version of the protocol that this build speaks.
+pub const MIN_VERSION: u16 = 1;
+
+/// First bytes of the first message: tells a lost HTTP client from one of ours.
+pub const MAGIC: [u8; 4] = *b"SKYS";
+
+/// Largest weight of a member.
+pub const MAX_WEIGHT: u32 = 1_000;
