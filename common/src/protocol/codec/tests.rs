@@ -140,6 +140,13 @@ fn stored_values_have_a_limit_of_their_own() {
     ));
 }
 
+/// Read one by one, 2^64 of them would keep a processor busy for centuries.
+#[test]
+fn elements_without_bytes_cannot_be_announced_for_ever() {
+    let announced = [&[0xfd][..], &[0xff; 8]].concat();
+    assert!(matches!(decode::<Vec<()>>(&announced, 100), Err(CodecError::Malformed { .. })));
+}
+
 /// bincode's own limit would count each of these small integers as eight bytes.
 #[test]
 fn a_frame_full_of_small_numbers_is_read_as_it_was_written() {
