@@ -1,1 +1,3 @@
-//! SkySchedule.
+//! The SkySchedule server.
+
+pub mod state;

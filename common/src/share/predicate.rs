@@ -77,7 +77,7 @@ fn membership(expression: &str, numbers: &Numbers) -> String {
         long.iter().map(|(first, last)| format!("{expression} BETWEEN {first} AND {last}")).collect();
     let mut list = String::new();
     let mut count = 0;
-    for number in short.iter().flat_map(|&&(first, last)| first..=last) {
+    for number in short.iter().flat_map(|&(first, last)| first..=last) {
         let comma = if count > 0 { ", " } else { "" };
         // Writing to a String cannot fail.
         let _ = write!(list, "{comma}{number}");

@@ -136,6 +136,22 @@ impl Share {
             Self::none_of(self.total)
         }
     }
+
+    /// This share without every number of it that has a row in common with `other`, whatever their totals.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        if self.is_empty() || other.is_empty() {
+            return self.clone();
+        }
+        let numbers = if self.total == other.total {
+            self.numbers.difference(&other.numbers)
+        } else {
+            let gcd = gcd(self.total, other.total);
+            let taken = other.numbers.modulo(gcd);
+            self.numbers.iter().filter(|number| !taken.contains(number % gcd)).collect()
+        };
+        Self { total: self.total, numbers }
+    }
 }
 
 fn gcd(mut a: u32, mut b: u32) -> u32 {
@@ -182,6 +198,8 @@ mod tests {
         fn comparisons_across_totals_are_those_of_the_rows(a in shares(), b in shares()) {
             prop_assert_eq!(a.meets(&b), rows().any(|row| a.contains(row) && b.contains(row)));
             prop_assert_eq!(a.is_within(&b), rows().all(|row| !a.contains(row) || b.contains(row)));
+            let without = a.without(&b);
+            prop_assert!(without.is_within(&a) && !without.meets(&b));
             let retained = a.retained(&b);
             prop_assert!(retained.is_within(&a) && retained.is_within(&b));
         }

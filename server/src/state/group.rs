@@ -1,0 +1,400 @@
+//! Members come, change and go.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::fault::{Rule, broken};
+use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
+use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
+use skyschedule_common::share::{MAX_TOTAL, Share};
+
+use super::command::{Change, Joining, Update};
+use super::effect::{Effect, Event, JoinRefusal, Parting};
+use super::settings::{Settings, SettingsError};
+
+/// The clients that share one task table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub(super) settings: Settings,
+    /// An operator, or the first member, has decided what the group promises.
+    founded: bool,
+    /// Length of leases in force.
+    lease: Millis,
+    /// Raised by every change of what any member is told.
+    pub(super) counter: u64,
+    /// Number of the next membership.
+    next: u64,
+    pub(super) members: BTreeMap<u64, Member>,
+    clients: BTreeMap<ClientId, u64>,
+    pub(super) vacancies: BTreeMap<ClientId, Vacancy>,
+    pub(super) handover: Option<Handover>,
+    /// The targets are not those that the members ask for: a handover must follow.
+    pub(super) outdated: bool,
+    /// Numbering under which the targets were made.
+    pub(super) planned: Numbering,
+}
+
+/// One membership.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub client: ClientId,
+    /// Its identity.
+    pub incarnation: Incarnation,
+    /// Its part of the whole.
+    pub weight: u32,
+    /// Whether its share moves away while it stays.
+    pub draining: bool,
+    /// Its lease is not renewed any more.
+    pub fenced: bool,
+    /// Epoch of what it was told last.
+    pub epoch: Epoch,
+    /// All that it may hold.
+    pub told: Share,
+    /// What it may still be working on.
+    pub held: Share,
+    /// Its share when the running handover is over.
+    pub target: Share,
+}
+
+/// A share that is kept for a client that left or died.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Vacancy {
+    /// Number of the membership that ended.
+    pub member: u64,
+    /// Its part of the whole.
+    pub weight: u32,
+    /// Its share.
+    pub target: Share,
+}
+
+/// Rows are moving.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Handover {
+    /// Something was granted: the targets cannot be made anew any more.
+    pub(super) granted: bool,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let settings = Settings::default();
+        Self {
+            lease: settings.base_lease(),
+            planned: settings.numbering,
+            settings,
+            founded: false,
+            counter: 0,
+            next: 1,
+            members: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            vacancies: BTreeMap::new(),
+            handover: None,
+            outdated: false,
+        }
+    }
+}
+
+impl Member {
+    /// Its weight in plans: nothing while it drains or is fenced.
+    pub(super) fn effective_weight(&self) -> u32 {
+        if self.draining || self.fenced { 0 } else { self.weight }
+    }
+
+    /// Whether nothing beyond what it was told may still be worked on.
+    pub fn has_released(&self) -> bool {
+        self.told == self.held
+    }
+
+    /// Whether it has what it should have.
+    pub fn is_settled(&self) -> bool {
+        self.told == self.held && self.held == self.target
+    }
+}
+
+impl Group {
+    /// What operators set.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Length of leases in force.
+    pub fn lease(&self) -> Millis {
+        self.lease
+    }
+
+    /// The newest epoch that any member was told.
+    pub fn epoch(&self) -> Epoch {
+        Epoch::quorum(self.counter)
+    }
+
+    /// Number of the next membership: all below it were given.
+    pub fn next_membership(&self) -> u64 {
+        self.next
+    }
+
+    /// The members by number: the oldest first.
+    pub fn members(&self) -> &BTreeMap<u64, Member> {
+        &self.members
+    }
+
+    /// The member of this client id.
+    pub fn member_of(&self, client: &ClientId) -> Option<(u64, &Member)> {
+        let number = *self.clients.get(client)?;
+        Some((number, self.members.get(&number)?))
+    }
+
+    /// Shares that are kept for clients that left or died.
+    pub fn vacancies(&self) -> &BTreeMap<ClientId, Vacancy> {
+        &self.vacancies
+    }
+
+    /// Whether rows are moving.
+    pub fn in_handover(&self) -> bool {
+        self.handover.is_some()
+    }
+
+    /// Whether `Start` has something to do: now in a slot group, after the handover in a modulo group.
+    pub fn wants_handover(&self) -> bool {
+        self.outdated && (self.handover.is_none() || self.settings.numbering != Numbering::Modulo)
+    }
+
+    pub(super) fn apply(&mut self, change: &Change) -> Vec<Event> {
+        let mut events = Vec::new();
+        match change {
+            Change::Configure { settings, start } => self.configure(settings, *start, &mut events),
+            Change::LeaseLength(lease) => {
+                self.lease = *lease;
+                events.push(Event::LeaseLength(*lease));
+            }
+            Change::Recover { number, epoch } => {
+                self.next = self.next.max(number.saturating_add(1));
+                self.counter = self.counter.max(epoch.quorum.saturating_add(1));
+                events.push(Event::Recovered);
+            }
+            Change::Join { members, start } => {
+                for joining in members {
+                    self.join(joining, &mut events);
+                }
+                self.replan(*start, &mut events);
+            }
+            Change::Dead { members, start } => self.part(members, Parting::Dead, *start, &mut events),
+            Change::Leave { members, start } => self.part(members, Parting::Left, *start, &mut events),
+            Change::Release(releases) => {
+                for (member, epoch, keeping) in releases {
+                    self.release(*member, *epoch, keeping);
+                }
+                self.progress(&mut events);
+            }
+            Change::Overtake(members) => {
+                for &(member, epoch) in members {
+                    self.overtake(member, epoch, &mut events);
+                }
+                self.progress(&mut events);
+            }
+            Change::Fence(members) => {
+                for number in members {
+                    if let Some(member) = self.members.get_mut(number).filter(|member| !member.fenced) {
+                        member.fenced = true;
+                        self.outdated = true;
+                        events.push(Event::Fenced { member: *number });
+                    }
+                }
+            }
+            Change::Update { members, start } => self.update(members, *start, &mut events),
+            Change::Vacate { clients, start } => {
+                for client in clients {
+                    if let Some(vacancy) = self.vacancies.remove(client) {
+                        events.push(Event::Vacated { client: client.clone() });
+                        self.free(vacancy.target);
+                    }
+                }
+                self.replan(*start, &mut events);
+            }
+            Change::Start => {
+                if self.wants_handover() {
+                    self.replan(true, &mut events);
+                }
+            }
+            Change::Reissue(members) => {
+                for &(member, epoch) in members {
+                    self.reissue(member, epoch, &mut events);
+                }
+            }
+        }
+        events
+    }
+
+    fn configure(&mut self, settings: &Settings, start: bool, events: &mut Vec<Event>) {
+        let becomes_exclusive =
+            settings.consistency == Consistency::Exclusive && self.settings.consistency == Consistency::Available;
+        let had_members = self.next > 1;
+        if becomes_exclusive && had_members {
+            events.push(Event::ConfigureRefused(SettingsError::BecomesExclusive));
+            return;
+        }
+        if let Err(error) = settings.validate() {
+            events.push(Event::ConfigureRefused(error));
+            return;
+        }
+        let renumbers = (settings.numbering, settings.max_slots) != (self.settings.numbering, self.settings.max_slots);
+        self.founded = true;
+        self.settings = settings.clone();
+        events.push(Event::Configured(settings.clone()));
+        if renumbers {
+            self.outdated = true;
+            self.replan(start, events);
+        }
+    }
+
+    fn join(&mut self, joining: &Joining, events: &mut Vec<Event>) {
+        if let Some(why) = self.refuses(joining) {
+            let (client, incarnation) = (joining.client.clone(), joining.incarnation);
+            events.push(Event::JoinRefused { client, incarnation, why });
+            return;
+        }
+        if !self.founded {
+            self.founded = true;
+            self.settings.consistency = joining.consistency.unwrap_or_default();
+        }
+        let number = self.next;
+        self.next += 1;
+        self.counter += 1;
+        let total = self.members.values().next().map_or(0, |member| member.target.total());
+        let vacancy = self.vacancies.remove(&joining.client);
+        self.outdated |= vacancy.as_ref().is_none_or(|vacancy| vacancy.weight != joining.weight);
+        let member = Member {
+            client: joining.client.clone(),
+            incarnation: joining.incarnation,
+            weight: joining.weight,
+            draining: false,
+            fenced: false,
+            epoch: Epoch::quorum(self.counter),
+            told: Share::none_of(total),
+            held: Share::none_of(total),
+            target: vacancy.map_or_else(|| Share::none_of(total), |vacancy| vacancy.target),
+        };
+        self.clients.insert(member.client.clone(), number);
+        self.members.insert(number, member);
+        let (client, incarnation) = (joining.client.clone(), joining.incarnation);
+        events.push(Event::Joined { member: number, client, incarnation });
+    }
+
+    fn refuses(&self, joining: &Joining) -> Option<JoinRefusal> {
+        if self.clients.contains_key(&joining.client) && !broken(Rule::L7) {
+            return Some(JoinRefusal::IdInUse);
+        }
+        let is = self.settings.consistency;
+        match joining.consistency {
+            Some(wanted) if self.founded && wanted != is => return Some(JoinRefusal::Consistency { is, wanted }),
+            _ => {}
+        }
+        let sum = self.weight_sum() + u64::from(joining.weight);
+        let too_large = self.settings.numbering == Numbering::Modulo && sum > u64::from(MAX_TOTAL);
+        too_large.then_some(JoinRefusal::TotalTooLarge)
+    }
+
+    fn weight_sum(&self) -> u64 {
+        let members = self.members.values().map(|member| u64::from(member.weight));
+        let vacancies = self.vacancies.values().map(|vacancy| u64::from(vacancy.weight));
+        members.chain(vacancies).sum()
+    }
+
+    fn part(&mut self, members: &[u64], how: Parting, start: bool, events: &mut Vec<Event>) {
+        let mut freed = Vec::new();
+        for number in members {
+            let Some(member) = self.members.remove(number) else { continue };
+            // A broken rule L7 lets two members share an id.
+            if self.clients.get(&member.client) == Some(number) {
+                self.clients.remove(&member.client);
+            }
+            let vacant = self.settings.rejoin_grace > Millis(0) && !member.fenced && !member.draining;
+            if vacant {
+                let vacancy = Vacancy { member: *number, weight: member.weight, target: member.target };
+                self.vacancies.insert(member.client.clone(), vacancy);
+            } else {
+                self.outdated = true;
+                freed.push(member.target);
+            }
+            events.push(Event::Parted { member: *number, client: member.client, how, vacant });
+        }
+        for share in freed {
+            self.free(share);
+        }
+        self.replan(start, events);
+    }
+
+    fn update(&mut self, updates: &[Update], start: bool, events: &mut Vec<Event>) {
+        for update in updates {
+            let sum = self.weight_sum();
+            let modulo = self.settings.numbering == Numbering::Modulo;
+            let Some(member) = self.members.get_mut(&update.member) else { continue };
+            let before = member.effective_weight();
+            if let Some(weight) = update.weight {
+                let total = sum - u64::from(member.weight) + u64::from(weight);
+                if !modulo || total <= u64::from(MAX_TOTAL) {
+                    member.weight = weight;
+                }
+            }
+            member.draining = update.drain.unwrap_or(member.draining);
+            self.outdated |= member.effective_weight() != before;
+        }
+        self.replan(start, events);
+    }
+
+    /// Checks what must hold after every command; the text names the first violation.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let members: Vec<(&u64, &Member)> = self.members.iter().collect();
+        let mut targets: Vec<&Share> = members.iter().map(|(_, member)| &member.target).collect();
+        targets.extend(self.vacancies.values().map(|vacancy| &vacancy.target));
+        for (at, (number, member)) in members.iter().enumerate() {
+            if !member.told.is_within(&member.held) {
+                return Err(format!("member {number} is told {:?} and holds only {:?}", member.told, member.held));
+            }
+            if member.epoch > self.epoch() {
+                return Err(format!("member {number} is told an epoch above the counter {}", self.counter));
+            }
+            for (other_number, other) in &members[at + 1..] {
+                if member.held.meets(&other.held) {
+                    return Err(format!("members {number} and {other_number} hold the same rows"));
+                }
+                if member.epoch == other.epoch {
+                    return Err(format!("members {number} and {other_number} are told the same epoch"));
+                }
+            }
+            if self.handover.is_none() && !member.fenced && !member.is_settled() {
+                return Err(format!("member {number} waits and no handover runs"));
+            }
+        }
+        for (at, target) in targets.iter().enumerate() {
+            if targets[at + 1..].iter().any(|other| target.meets(other)) {
+                return Err("two targets have rows in common".to_owned());
+            }
+        }
+        let weights: u64 = self.seats().iter().map(|seat| u64::from(seat.weight)).sum();
+        if !self.outdated && weights > 0 && self.settings.max_slots.is_none() {
+            let total = u64::from(targets.first().map_or(0, |target| target.total()));
+            let covered: u64 = targets.iter().map(|target| target.numbers().len()).sum();
+            if covered != total {
+                return Err(format!("the targets cover {covered} of {total} numbers"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Answers when the cluster can keep no further group.
+pub(super) fn refuse_all(group: &GroupName, change: &Change) -> Vec<Effect> {
+    let refused = |event| Effect::Group { group: group.clone(), event };
+    match change {
+        Change::Join { members, .. } => members
+            .iter()
+            .map(|joining| {
+                let (client, incarnation) = (joining.client.clone(), joining.incarnation);
+                refused(Event::JoinRefused { client, incarnation, why: JoinRefusal::TooManyGroups })
+            })
+            .collect(),
+        Change::Configure { .. } => vec![refused(Event::ConfigureRefused(SettingsError::TooManyGroups))],
+        _ => Vec::new(),
+    }
+}

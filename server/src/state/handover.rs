@@ -1,0 +1,183 @@
+//! Rows move in two steps: their owner is told to keep only what it may keep, and what it releases is
+//! granted to the new owner. Grant follows release, an ended lease or a proven death, never hope.
+
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::fault::{Rule, broken};
+use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_common::share::{Numbers, Share};
+
+use super::effect::Event;
+use super::group::{Group, Handover, Member};
+use super::plan::{self, Seat};
+
+impl Group {
+    /// Makes the targets anew where that is possible now, and moves what can move.
+    ///
+    /// A barrier of which nothing is granted yet takes in whatever changes; a later one is started by
+    /// `start`, which pacing decides. In a slot group handovers follow one another without waiting.
+    pub(super) fn replan(&mut self, start: bool, events: &mut Vec<Event>) {
+        let open = match (self.handover, self.settings.numbering) {
+            (None, _) => start,
+            (Some(handover), Numbering::Modulo) => !handover.granted,
+            (Some(handover), Numbering::Slots(_)) => start || !handover.granted,
+        };
+        if self.outdated && open {
+            self.make_targets();
+            if self.handover.is_none() {
+                self.handover = Some(Handover { granted: false });
+                events.push(Event::HandoverStarted);
+            }
+        }
+        self.progress(events);
+    }
+
+    /// Members and vacancies as the plan sees them, the oldest first.
+    pub(super) fn seats(&self) -> Vec<Seat> {
+        let same = self.planned == self.settings.numbering;
+        let present = |share: &Share| if same { share.numbers().clone() } else { Numbers::EMPTY };
+        let members = self.members.iter().map(|(&number, member)| {
+            (number, Seat { weight: member.effective_weight(), present: present(&member.target) })
+        });
+        let vacancies = self.vacancies.values().map(|vacancy| {
+            (vacancy.member, Seat { weight: vacancy.weight, present: present(&vacancy.target) })
+        });
+        let mut seats: Vec<(u64, Seat)> = members.chain(vacancies).collect();
+        seats.sort_by_key(|(number, _)| *number);
+        seats.into_iter().map(|(_, seat)| seat).collect()
+    }
+
+    fn make_targets(&mut self) {
+        let targets = plan::targets(self.settings.numbering, self.settings.max_slots, &self.seats());
+        let members = self.members.iter_mut().map(|(&number, member)| (number, &mut member.target));
+        let vacancies = self.vacancies.values_mut().map(|vacancy| (vacancy.member, &mut vacancy.target));
+        let mut places: Vec<(u64, &mut Share)> = members.chain(vacancies).collect();
+        places.sort_by_key(|(number, _)| *number);
+        for ((_, place), target) in places.into_iter().zip(targets) {
+            *place = target;
+        }
+        self.planned = self.settings.numbering;
+        self.outdated = false;
+    }
+
+    /// Rows that nobody is promised any more go to the live member with the fewest, under the present
+    /// total, until the next plan.
+    pub(super) fn free(&mut self, share: Share) {
+        if share.is_empty() {
+            return;
+        }
+        self.outdated = true;
+        let receiver = self
+            .members
+            .values_mut()
+            .filter(|member| member.effective_weight() > 0 && member.target.total() == share.total())
+            .min_by_key(|member| member.target.numbers().len());
+        if let Some(member) = receiver {
+            let numbers = member.target.numbers().union(share.numbers());
+            member.target = Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+        }
+    }
+
+    /// A member answered what it was told: nothing but that and `keeping` is worked on any more.
+    pub(super) fn release(&mut self, number: u64, epoch: Epoch, keeping: &Share) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        if (member.epoch != epoch && !broken(Rule::L10)) || !keeping.is_within(&member.held) {
+            return;
+        }
+        member.held = if keeping.is_empty() {
+            member.told.clone()
+        } else if member.told.is_empty() {
+            keeping.clone()
+        } else if member.told.total() == keeping.total() {
+            let numbers = member.told.numbers().union(keeping.numbers());
+            Share::new(keeping.total(), numbers).unwrap_or_else(|_| member.held.clone())
+        } else {
+            return;
+        };
+    }
+
+    pub(super) fn overtake(&mut self, number: u64, epoch: Epoch, events: &mut Vec<Event>) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        if member.epoch == epoch && !member.has_released() {
+            let held = std::mem::replace(&mut member.held, member.told.clone());
+            events.push(Event::Overtaken { member: number, held });
+        }
+    }
+
+    pub(super) fn reissue(&mut self, number: u64, epoch: Epoch, events: &mut Vec<Event>) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        if epoch > member.epoch {
+            self.counter = self.counter.max(epoch.quorum);
+            let told = member.told.clone();
+            tell(&mut self.counter, number, member, told, events);
+        }
+    }
+
+    /// Shrinks, then grants, whatever can be shrunk and granted now; ends the handover when all is done.
+    pub(super) fn progress(&mut self, events: &mut Vec<Event>) {
+        if self.members.values().all(Member::is_settled) {
+            self.end(events);
+            return;
+        }
+        let numbering = self.settings.numbering;
+        for (&number, member) in &mut self.members {
+            if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
+                let keeps = match numbering {
+                    Numbering::Modulo => Share::none_of(member.target.total()),
+                    Numbering::Slots(_) => member.held.retained(&member.target),
+                };
+                tell(&mut self.counter, number, member, keeps, events);
+            }
+        }
+        // Targets are disjoint: only rows that are held outside their holder's own target can be in the way.
+        let in_the_way: Vec<Share> = self
+            .members
+            .values()
+            .filter(|member| !member.held.is_within(&member.target))
+            .map(|member| member.held.clone())
+            .collect();
+        let mut granted = false;
+        for (&number, member) in &mut self.members {
+            if member.fenced || member.told == member.target || !(member.has_released() || broken(Rule::L11)) {
+                continue;
+            }
+            let free = match numbering {
+                _ if broken(Rule::L11) => member.target.clone(),
+                Numbering::Modulo if in_the_way.iter().any(|held| held.meets(&member.target)) => continue,
+                Numbering::Modulo => member.target.clone(),
+                Numbering::Slots(_) => {
+                    in_the_way.iter().fold(member.target.clone(), |free, held| free.without(held))
+                }
+            };
+            if free != member.told {
+                member.held = free.clone();
+                tell(&mut self.counter, number, member, free, events);
+                granted = true;
+            }
+        }
+        if let Some(handover) = &mut self.handover {
+            handover.granted |= granted;
+        } else if self.members.values().any(|member| !member.fenced && !member.is_settled()) {
+            self.handover = Some(Handover { granted });
+            events.push(Event::HandoverStarted);
+        }
+        if self.members.values().all(|member| member.is_settled()) {
+            self.end(events);
+        }
+    }
+
+    fn end(&mut self, events: &mut Vec<Event>) {
+        if self.handover.take().is_some() {
+            events.push(Event::HandoverEnded);
+        }
+    }
+}
+
+/// Tells a member a share under an epoch of its own.
+fn tell(counter: &mut u64, number: u64, member: &mut Member, share: Share, events: &mut Vec<Event>) {
+    if !broken(Rule::UniqueEpochs) || *counter == 0 {
+        *counter += 1;
+    }
+    member.epoch = Epoch::quorum(*counter);
+    member.told = share.clone();
+    events.push(Event::Told { member: number, epoch: member.epoch, share });
+}

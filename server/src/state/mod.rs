@@ -1,0 +1,83 @@
+//! The pure core: it alone decides which rows belong to whom.
+//!
+//! [`State::apply`] takes one [`Command`] and answers with [`Effect`]s. It is deterministic: no clock,
+//! no socket, no randomness. Whoever applies the same commands in the same order has the same state,
+//! so the command log is the memory of the system, and a replica that replays it knows all that was
+//! ever decided.
+//!
+//! | file | one idea |
+//! |---|---|
+//! | `command` | what can be decided |
+//! | `effect` | what follows from a decision |
+//! | `settings` | what operators set for a group, and which combinations are possible |
+//! | `group` | members come, change and go |
+//! | `handover` | rows move: shrink, release, grant |
+//! | `plan` | who should have which numbers |
+
+mod command;
+mod effect;
+mod group;
+mod handover;
+mod plan;
+mod settings;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use skyschedule_common::ids::GroupName;
+
+pub use command::{Change, Command, Joining, Update};
+pub use effect::{Effect, Event, JoinRefusal, Parting};
+pub use group::{Group, Member, Vacancy};
+pub use settings::{MIN_LEASE, Settings, SettingsError};
+
+/// Most groups that one cluster keeps. A group is never forgotten: its epochs must not begin again.
+pub const MAX_GROUPS: usize = 10_000;
+
+/// All that is decided, for every group.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    groups: BTreeMap<GroupName, Group>,
+}
+
+impl State {
+    /// Takes one decision and says what follows from it. Commands that are stale change nothing.
+    pub fn apply(&mut self, command: &Command) -> Vec<Effect> {
+        let (name, change) = match command {
+            Command::Ready { leader } => return vec![Effect::Ready { leader: *leader }],
+            Command::Group { group, change } => (group, change),
+        };
+        if !self.groups.contains_key(name) {
+            if self.groups.len() >= MAX_GROUPS {
+                return group::refuse_all(name, change);
+            }
+            self.groups.insert(name.clone(), Group::default());
+        }
+        let Some(group) = self.groups.get_mut(name) else { return Vec::new() };
+        let events = group.apply(change);
+        events.into_iter().map(|event| Effect::Group { group: name.clone(), event }).collect()
+    }
+
+    /// The groups by name.
+    pub fn groups(&self) -> &BTreeMap<GroupName, Group> {
+        &self.groups
+    }
+
+    /// The group of this name.
+    pub fn group(&self, name: &GroupName) -> Option<&Group> {
+        self.groups.get(name)
+    }
+
+    /// Members of all groups.
+    pub fn member_count(&self) -> usize {
+        self.groups.values().map(|group| group.members().len()).sum()
+    }
+
+    /// Checks what must hold after every command; the text names the first violation.
+    ///
+    /// # Errors
+    /// When an invariant is broken: a fault of this module.
+    pub fn check(&self) -> Result<(), String> {
+        self.groups.iter().try_for_each(|(name, group)| group.check().map_err(|violation| format!("group {name}: {violation}")))
+    }
+}
