@@ -1,5 +1,10 @@
 //! Decoding never costs more memory than was sent. One test, so that nothing else allocates meanwhile.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::alloc::System;
 use std::collections::{BTreeMap, HashMap};
 

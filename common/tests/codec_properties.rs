@@ -1,5 +1,10 @@
 //! Whatever arrives, in whatever pieces: a value or an error, never a panic.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::collections::BTreeMap;
 
 use bytes::BytesMut;

@@ -2,7 +2,7 @@
 //!
 //! What a peer sends can cost no more memory than it sent: lengths of 0 or above the limit are refused
 //! before anything is allocated, a frame's buffer grows as its bytes arrive, and no length *inside* a
-//! frame makes the decoder reserve memory (see [`cautious`]).
+//! frame makes the decoder reserve memory (see `codec/cautious.rs`).
 //!
 //! bincode's own limit is not used: it counts a small integer, one byte on the wire, as up to sixteen, and
 //! would refuse frames that were encoded without complaint. The frame itself is the limit.

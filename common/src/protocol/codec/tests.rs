@@ -144,7 +144,10 @@ fn stored_values_have_a_limit_of_their_own() {
 #[test]
 fn elements_without_bytes_cannot_be_announced_for_ever() {
     let announced = [&[0xfd][..], &[0xff; 8]].concat();
-    assert!(matches!(decode::<Vec<()>>(&announced, 100), Err(CodecError::Malformed { .. })));
+    assert!(matches!(
+        decode::<Vec<()>>(&announced, 100),
+        Err(CodecError::Malformed { .. })
+    ));
 }
 
 /// bincode's own limit would count each of these small integers as eight bytes.
