@@ -1,3 +1,5 @@
 //! The SkySchedule server.
 
+pub mod coordinator;
 pub mod state;
+pub mod view;

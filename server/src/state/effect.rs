@@ -109,16 +109,22 @@ pub enum Parting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefusal {
     /// A member with this client id lives; as another incarnation.
-    #[error("a client with this id is a member; it can come back once that one has left, or its lease is over")]
+    #[error(
+        "a client with this id is a member; it can come back once that one has left, or its lease is over"
+    )]
     IdInUse,
     /// The weights add up to more than a total may be.
-    #[error("the weights of the group's members would add up to more than a total may be; lower the weights, or use slots")]
+    #[error(
+        "the weights of the group's members would add up to more than a total may be; lower the weights, or use slots"
+    )]
     TotalTooLarge,
     /// The cluster has too many groups.
     #[error("this cluster has as many groups as it can keep; use an existing group")]
     TooManyGroups,
     /// The group promises something else than the client relies on.
-    #[error("the group is {is:?}, and the client relies on {wanted:?}; change the client, or choose another group")]
+    #[error(
+        "the group is {is:?}, and the client relies on {wanted:?}; change the client, or choose another group"
+    )]
     Consistency {
         /// What the group promises.
         is: Consistency,

@@ -98,7 +98,11 @@ impl Default for Group {
 impl Member {
     /// Its weight in plans: nothing while it drains or is fenced.
     pub(super) fn effective_weight(&self) -> u32 {
-        if self.draining || self.fenced { 0 } else { self.weight }
+        if self.draining || self.fenced {
+            0
+        } else {
+            self.weight
+        }
     }
 
     /// Whether nothing beyond what it was told may still be worked on.
@@ -178,8 +182,12 @@ impl Group {
                 }
                 self.replan(*start, &mut events);
             }
-            Change::Dead { members, start } => self.part(members, Parting::Dead, *start, &mut events),
-            Change::Leave { members, start } => self.part(members, Parting::Left, *start, &mut events),
+            Change::Dead { members, start } => {
+                self.part(members, Parting::Dead, *start, &mut events)
+            }
+            Change::Leave { members, start } => {
+                self.part(members, Parting::Left, *start, &mut events)
+            }
             Change::Release(releases) => {
                 for (member, epoch, keeping) in releases {
                     self.release(*member, *epoch, keeping);
@@ -194,7 +202,9 @@ impl Group {
             }
             Change::Fence(members) => {
                 for number in members {
-                    if let Some(member) = self.members.get_mut(number).filter(|member| !member.fenced) {
+                    if let Some(member) =
+                        self.members.get_mut(number).filter(|member| !member.fenced)
+                    {
                         member.fenced = true;
                         self.outdated = true;
                         events.push(Event::Fenced { member: *number });
@@ -205,7 +215,9 @@ impl Group {
             Change::Vacate { clients, start } => {
                 for client in clients {
                     if let Some(vacancy) = self.vacancies.remove(client) {
-                        events.push(Event::Vacated { client: client.clone() });
+                        events.push(Event::Vacated {
+                            client: client.clone(),
+                        });
                         self.free(vacancy.target);
                     }
                 }
@@ -226,8 +238,8 @@ impl Group {
     }
 
     fn configure(&mut self, settings: &Settings, start: bool, events: &mut Vec<Event>) {
-        let becomes_exclusive =
-            settings.consistency == Consistency::Exclusive && self.settings.consistency == Consistency::Available;
+        let becomes_exclusive = settings.consistency == Consistency::Exclusive
+            && self.settings.consistency == Consistency::Available;
         let had_members = self.next > 1;
         if becomes_exclusive && had_members {
             events.push(Event::ConfigureRefused(SettingsError::BecomesExclusive));
@@ -237,7 +249,8 @@ impl Group {
             events.push(Event::ConfigureRefused(error));
             return;
         }
-        let renumbers = (settings.numbering, settings.max_slots) != (self.settings.numbering, self.settings.max_slots);
+        let renumbers = (settings.numbering, settings.max_slots)
+            != (self.settings.numbering, self.settings.max_slots);
         self.founded = true;
         self.settings = settings.clone();
         events.push(Event::Configured(settings.clone()));
@@ -250,7 +263,11 @@ impl Group {
     fn join(&mut self, joining: &Joining, events: &mut Vec<Event>) {
         if let Some(why) = self.refuses(joining) {
             let (client, incarnation) = (joining.client.clone(), joining.incarnation);
-            events.push(Event::JoinRefused { client, incarnation, why });
+            events.push(Event::JoinRefused {
+                client,
+                incarnation,
+                why,
+            });
             return;
         }
         if !self.founded {
@@ -260,9 +277,15 @@ impl Group {
         let number = self.next;
         self.next += 1;
         self.counter += 1;
-        let total = self.members.values().next().map_or(0, |member| member.target.total());
+        let total = self
+            .members
+            .values()
+            .next()
+            .map_or(0, |member| member.target.total());
         let vacancy = self.vacancies.remove(&joining.client);
-        self.outdated |= vacancy.as_ref().is_none_or(|vacancy| vacancy.weight != joining.weight);
+        self.outdated |= vacancy
+            .as_ref()
+            .is_none_or(|vacancy| vacancy.weight != joining.weight);
         let member = Member {
             client: joining.client.clone(),
             incarnation: joining.incarnation,
@@ -277,7 +300,11 @@ impl Group {
         self.clients.insert(member.client.clone(), number);
         self.members.insert(number, member);
         let (client, incarnation) = (joining.client.clone(), joining.incarnation);
-        events.push(Event::Joined { member: number, client, incarnation });
+        events.push(Event::Joined {
+            member: number,
+            client,
+            incarnation,
+        });
     }
 
     fn refuses(&self, joining: &Joining) -> Option<JoinRefusal> {
@@ -286,7 +313,9 @@ impl Group {
         }
         let is = self.settings.consistency;
         match joining.consistency {
-            Some(wanted) if self.founded && wanted != is => return Some(JoinRefusal::Consistency { is, wanted }),
+            Some(wanted) if self.founded && wanted != is => {
+                return Some(JoinRefusal::Consistency { is, wanted });
+            }
             _ => {}
         }
         let sum = self.weight_sum() + u64::from(joining.weight);
@@ -296,27 +325,42 @@ impl Group {
 
     fn weight_sum(&self) -> u64 {
         let members = self.members.values().map(|member| u64::from(member.weight));
-        let vacancies = self.vacancies.values().map(|vacancy| u64::from(vacancy.weight));
+        let vacancies = self
+            .vacancies
+            .values()
+            .map(|vacancy| u64::from(vacancy.weight));
         members.chain(vacancies).sum()
     }
 
     fn part(&mut self, members: &[u64], how: Parting, start: bool, events: &mut Vec<Event>) {
         let mut freed = Vec::new();
         for number in members {
-            let Some(member) = self.members.remove(number) else { continue };
+            let Some(member) = self.members.remove(number) else {
+                continue;
+            };
             // A broken rule L7 lets two members share an id.
             if self.clients.get(&member.client) == Some(number) {
                 self.clients.remove(&member.client);
             }
-            let vacant = self.settings.rejoin_grace > Millis(0) && !member.fenced && !member.draining;
+            let vacant =
+                self.settings.rejoin_grace > Millis(0) && !member.fenced && !member.draining;
             if vacant {
-                let vacancy = Vacancy { member: *number, weight: member.weight, target: member.target };
+                let vacancy = Vacancy {
+                    member: *number,
+                    weight: member.weight,
+                    target: member.target,
+                };
                 self.vacancies.insert(member.client.clone(), vacancy);
             } else {
                 self.outdated = true;
                 freed.push(member.target);
             }
-            events.push(Event::Parted { member: *number, client: member.client, how, vacant });
+            events.push(Event::Parted {
+                member: *number,
+                client: member.client,
+                how,
+                vacant,
+            });
         }
         for share in freed {
             self.free(share);
@@ -328,7 +372,9 @@ impl Group {
         for update in updates {
             let sum = self.weight_sum();
             let modulo = self.settings.numbering == Numbering::Modulo;
-            let Some(member) = self.members.get_mut(&update.member) else { continue };
+            let Some(member) = self.members.get_mut(&update.member) else {
+                continue;
+            };
             let before = member.effective_weight();
             if let Some(weight) = update.weight {
                 let total = sum - u64::from(member.weight) + u64::from(weight);
@@ -349,17 +395,27 @@ impl Group {
         targets.extend(self.vacancies.values().map(|vacancy| &vacancy.target));
         for (at, (number, member)) in members.iter().enumerate() {
             if !member.told.is_within(&member.held) {
-                return Err(format!("member {number} is told {:?} and holds only {:?}", member.told, member.held));
+                return Err(format!(
+                    "member {number} is told {:?} and holds only {:?}",
+                    member.told, member.held
+                ));
             }
             if member.epoch > self.epoch() {
-                return Err(format!("member {number} is told an epoch above the counter {}", self.counter));
+                return Err(format!(
+                    "member {number} is told an epoch above the counter {}",
+                    self.counter
+                ));
             }
             for (other_number, other) in &members[at + 1..] {
                 if member.held.meets(&other.held) {
-                    return Err(format!("members {number} and {other_number} hold the same rows"));
+                    return Err(format!(
+                        "members {number} and {other_number} hold the same rows"
+                    ));
                 }
                 if member.epoch == other.epoch {
-                    return Err(format!("members {number} and {other_number} are told the same epoch"));
+                    return Err(format!(
+                        "members {number} and {other_number} are told the same epoch"
+                    ));
                 }
             }
             if self.handover.is_none() && !member.fenced && !member.is_settled() {
@@ -385,16 +441,25 @@ impl Group {
 
 /// Answers when the cluster can keep no further group.
 pub(super) fn refuse_all(group: &GroupName, change: &Change) -> Vec<Effect> {
-    let refused = |event| Effect::Group { group: group.clone(), event };
+    let refused = |event| Effect::Group {
+        group: group.clone(),
+        event,
+    };
     match change {
         Change::Join { members, .. } => members
             .iter()
             .map(|joining| {
                 let (client, incarnation) = (joining.client.clone(), joining.incarnation);
-                refused(Event::JoinRefused { client, incarnation, why: JoinRefusal::TooManyGroups })
+                refused(Event::JoinRefused {
+                    client,
+                    incarnation,
+                    why: JoinRefusal::TooManyGroups,
+                })
             })
             .collect(),
-        Change::Configure { .. } => vec![refused(Event::ConfigureRefused(SettingsError::TooManyGroups))],
+        Change::Configure { .. } => vec![refused(Event::ConfigureRefused(
+            SettingsError::TooManyGroups,
+        ))],
         _ => Vec::new(),
     }
 }

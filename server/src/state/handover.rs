@@ -34,12 +34,30 @@ impl Group {
     /// Members and vacancies as the plan sees them, the oldest first.
     pub(super) fn seats(&self) -> Vec<Seat> {
         let same = self.planned == self.settings.numbering;
-        let present = |share: &Share| if same { share.numbers().clone() } else { Numbers::EMPTY };
+        let present = |share: &Share| {
+            if same {
+                share.numbers().clone()
+            } else {
+                Numbers::EMPTY
+            }
+        };
         let members = self.members.iter().map(|(&number, member)| {
-            (number, Seat { weight: member.effective_weight(), present: present(&member.target) })
+            (
+                number,
+                Seat {
+                    weight: member.effective_weight(),
+                    present: present(&member.target),
+                },
+            )
         });
         let vacancies = self.vacancies.values().map(|vacancy| {
-            (vacancy.member, Seat { weight: vacancy.weight, present: present(&vacancy.target) })
+            (
+                vacancy.member,
+                Seat {
+                    weight: vacancy.weight,
+                    present: present(&vacancy.target),
+                },
+            )
         });
         let mut seats: Vec<(u64, Seat)> = members.chain(vacancies).collect();
         seats.sort_by_key(|(number, _)| *number);
@@ -47,9 +65,19 @@ impl Group {
     }
 
     fn make_targets(&mut self) {
-        let targets = plan::targets(self.settings.numbering, self.settings.max_slots, &self.seats());
-        let members = self.members.iter_mut().map(|(&number, member)| (number, &mut member.target));
-        let vacancies = self.vacancies.values_mut().map(|vacancy| (vacancy.member, &mut vacancy.target));
+        let targets = plan::targets(
+            self.settings.numbering,
+            self.settings.max_slots,
+            &self.seats(),
+        );
+        let members = self
+            .members
+            .iter_mut()
+            .map(|(&number, member)| (number, &mut member.target));
+        let vacancies = self
+            .vacancies
+            .values_mut()
+            .map(|vacancy| (vacancy.member, &mut vacancy.target));
         let mut places: Vec<(u64, &mut Share)> = members.chain(vacancies).collect();
         places.sort_by_key(|(number, _)| *number);
         for ((_, place), target) in places.into_iter().zip(targets) {
@@ -69,17 +97,22 @@ impl Group {
         let receiver = self
             .members
             .values_mut()
-            .filter(|member| member.effective_weight() > 0 && member.target.total() == share.total())
+            .filter(|member| {
+                member.effective_weight() > 0 && member.target.total() == share.total()
+            })
             .min_by_key(|member| member.target.numbers().len());
         if let Some(member) = receiver {
             let numbers = member.target.numbers().union(share.numbers());
-            member.target = Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+            member.target =
+                Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
         }
     }
 
     /// A member answered what it was told: nothing but that and `keeping` is worked on any more.
     pub(super) fn release(&mut self, number: u64, epoch: Epoch, keeping: &Share) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.members.get_mut(&number) else {
+            return;
+        };
         if (member.epoch != epoch && !broken(Rule::L10)) || !keeping.is_within(&member.held) {
             return;
         }
@@ -96,15 +129,22 @@ impl Group {
     }
 
     pub(super) fn overtake(&mut self, number: u64, epoch: Epoch, events: &mut Vec<Event>) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.members.get_mut(&number) else {
+            return;
+        };
         if member.epoch == epoch && !member.has_released() {
             let held = std::mem::replace(&mut member.held, member.told.clone());
-            events.push(Event::Overtaken { member: number, held });
+            events.push(Event::Overtaken {
+                member: number,
+                held,
+            });
         }
     }
 
     pub(super) fn reissue(&mut self, number: u64, epoch: Epoch, events: &mut Vec<Event>) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.members.get_mut(&number) else {
+            return;
+        };
         if epoch > member.epoch {
             self.counter = self.counter.max(epoch.quorum);
             let told = member.told.clone();
@@ -137,16 +177,21 @@ impl Group {
             .collect();
         let mut granted = false;
         for (&number, member) in &mut self.members {
-            if member.fenced || member.told == member.target || !(member.has_released() || broken(Rule::L11)) {
+            if member.fenced
+                || member.told == member.target
+                || !(member.has_released() || broken(Rule::L11))
+            {
                 continue;
             }
             let free = match numbering {
                 _ if broken(Rule::L11) => member.target.clone(),
-                Numbering::Modulo if in_the_way.iter().any(|held| held.meets(&member.target)) => continue,
-                Numbering::Modulo => member.target.clone(),
-                Numbering::Slots(_) => {
-                    in_the_way.iter().fold(member.target.clone(), |free, held| free.without(held))
+                Numbering::Modulo if in_the_way.iter().any(|held| held.meets(&member.target)) => {
+                    continue;
                 }
+                Numbering::Modulo => member.target.clone(),
+                Numbering::Slots(_) => in_the_way
+                    .iter()
+                    .fold(member.target.clone(), |free, held| free.without(held)),
             };
             if free != member.told {
                 member.held = free.clone();
@@ -156,7 +201,11 @@ impl Group {
         }
         if let Some(handover) = &mut self.handover {
             handover.granted |= granted;
-        } else if self.members.values().any(|member| !member.fenced && !member.is_settled()) {
+        } else if self
+            .members
+            .values()
+            .any(|member| !member.fenced && !member.is_settled())
+        {
             self.handover = Some(Handover { granted });
             events.push(Event::HandoverStarted);
         }
@@ -173,11 +222,21 @@ impl Group {
 }
 
 /// Tells a member a share under an epoch of its own.
-fn tell(counter: &mut u64, number: u64, member: &mut Member, share: Share, events: &mut Vec<Event>) {
+fn tell(
+    counter: &mut u64,
+    number: u64,
+    member: &mut Member,
+    share: Share,
+    events: &mut Vec<Event>,
+) {
     if !broken(Rule::UniqueEpochs) || *counter == 0 {
         *counter += 1;
     }
     member.epoch = Epoch::quorum(*counter);
     member.told = share.clone();
-    events.push(Event::Told { member: number, epoch: member.epoch, share });
+    events.push(Event::Told {
+        member: number,
+        epoch: member.epoch,
+        share,
+    });
 }

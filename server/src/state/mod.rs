@@ -53,9 +53,17 @@ impl State {
             }
             self.groups.insert(name.clone(), Group::default());
         }
-        let Some(group) = self.groups.get_mut(name) else { return Vec::new() };
+        let Some(group) = self.groups.get_mut(name) else {
+            return Vec::new();
+        };
         let events = group.apply(change);
-        events.into_iter().map(|event| Effect::Group { group: name.clone(), event }).collect()
+        events
+            .into_iter()
+            .map(|event| Effect::Group {
+                group: name.clone(),
+                event,
+            })
+            .collect()
     }
 
     /// The groups by name.
@@ -70,7 +78,10 @@ impl State {
 
     /// Members of all groups.
     pub fn member_count(&self) -> usize {
-        self.groups.values().map(|group| group.members().len()).sum()
+        self.groups
+            .values()
+            .map(|group| group.members().len())
+            .sum()
     }
 
     /// Checks what must hold after every command; the text names the first violation.
@@ -78,6 +89,10 @@ impl State {
     /// # Errors
     /// When an invariant is broken: a fault of this module.
     pub fn check(&self) -> Result<(), String> {
-        self.groups.iter().try_for_each(|(name, group)| group.check().map_err(|violation| format!("group {name}: {violation}")))
+        self.groups.iter().try_for_each(|(name, group)| {
+            group
+                .check()
+                .map_err(|violation| format!("group {name}: {violation}"))
+        })
     }
 }

@@ -18,16 +18,23 @@ pub(super) fn targets(numbering: Numbering, cap: Option<u32>, seats: &[Seat]) ->
         Numbering::Modulo => modulo(seats),
         Numbering::Slots(slots) => (slots, divide(slots, cap, seats)),
     };
-    numbers.into_iter().map(|numbers| Share::new(total, numbers).unwrap_or_default()).collect()
+    numbers
+        .into_iter()
+        .map(|numbers| Share::new(total, numbers).unwrap_or_default())
+        .collect()
 }
 
 /// `total` is the sum of the weights. Numbers below it stay; holes are filled, ascending, by the seats
 /// with the highest numbers, then by newcomers.
 fn modulo(seats: &[Seat]) -> (u32, Vec<Numbers>) {
-    let total = seats.iter().fold(0u32, |sum, seat| sum.saturating_add(seat.weight));
+    let total = seats
+        .iter()
+        .fold(0u32, |sum, seat| sum.saturating_add(seat.weight));
     let all = Numbers::below(total);
-    let mut kept: Vec<Numbers> =
-        seats.iter().map(|seat| first_n(&seat.present.intersection(&all), u64::from(seat.weight))).collect();
+    let mut kept: Vec<Numbers> = seats
+        .iter()
+        .map(|seat| first_n(&seat.present.intersection(&all), u64::from(seat.weight)))
+        .collect();
     let mut order: Vec<usize> = (0..seats.len()).collect();
     order.sort_by_key(|&at| seats[at].present.last().map_or(u64::MAX, u64::from));
     fill(&all, &mut kept, &order, |at| u64::from(seats[at].weight));
@@ -44,20 +51,37 @@ fn divide(slots: u32, cap: Option<u32>, seats: &[Seat]) -> Vec<Numbers> {
     let share = |seat: &Seat| u64::from(slots) * u64::from(seat.weight);
     let mut sizes: Vec<u64> = seats.iter().map(|seat| share(seat) / weights).collect();
     let left = u64::from(slots).saturating_sub(sizes.iter().sum());
-    let mut order: Vec<usize> = (0..seats.len()).filter(|&at| seats[at].weight > 0).collect();
+    let mut order: Vec<usize> = (0..seats.len())
+        .filter(|&at| seats[at].weight > 0)
+        .collect();
     order.sort_by_key(|&at| {
         let owns_more = seats[at].present.len() > sizes[at];
-        (std::cmp::Reverse(share(&seats[at]) % weights), !owns_more, at)
+        (
+            std::cmp::Reverse(share(&seats[at]) % weights),
+            !owns_more,
+            at,
+        )
     });
-    for &at in order.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+    for &at in order
+        .iter()
+        .take(usize::try_from(left).unwrap_or(usize::MAX))
+    {
         sizes[at] += 1;
     }
     if let Some(cap) = cap {
-        sizes.iter_mut().for_each(|size| *size = (*size).min(u64::from(cap)));
+        sizes
+            .iter_mut()
+            .for_each(|size| *size = (*size).min(u64::from(cap)));
     }
-    let mut kept: Vec<Numbers> = seats.iter().zip(&sizes).map(|(seat, &size)| first_n(&seat.present, size)).collect();
+    let mut kept: Vec<Numbers> = seats
+        .iter()
+        .zip(&sizes)
+        .map(|(seat, &size)| first_n(&seat.present, size))
+        .collect();
     let oldest_first: Vec<usize> = (0..seats.len()).collect();
-    fill(&Numbers::below(slots), &mut kept, &oldest_first, |at| sizes[at]);
+    fill(&Numbers::below(slots), &mut kept, &oldest_first, |at| {
+        sizes[at]
+    });
     kept
 }
 
@@ -75,7 +99,11 @@ fn fill(all: &Numbers, kept: &mut [Numbers], order: &[usize], size: impl Fn(usiz
             let end = first + u32::try_from(taken - 1).unwrap_or(0);
             gained.push((first, end));
             missing -= taken;
-            open = if end == last { free.next() } else { Some((end + 1, last)) };
+            open = if end == last {
+                free.next()
+            } else {
+                Some((end + 1, last))
+            };
         }
         if !gained.is_empty() {
             kept[at] = kept[at].union(&Numbers::from_ranges(gained).unwrap_or_default());
@@ -85,7 +113,10 @@ fn fill(all: &Numbers, kept: &mut [Numbers], order: &[usize], size: impl Fn(usiz
 
 /// All numbers of disjoint sets, in one pass.
 fn merge(sets: &[Numbers]) -> Numbers {
-    let mut ranges: Vec<(u32, u32)> = sets.iter().flat_map(|set| set.ranges().iter().copied()).collect();
+    let mut ranges: Vec<(u32, u32)> = sets
+        .iter()
+        .flat_map(|set| set.ranges().iter().copied())
+        .collect();
     ranges.sort_unstable();
     ranges.dedup_by(|next, last| {
         let touches = last.1.checked_add(1) == Some(next.0);
@@ -119,16 +150,27 @@ mod tests {
     use super::*;
 
     fn seats(spec: &[(u32, &[u32])]) -> Vec<Seat> {
-        spec.iter().map(|&(weight, numbers)| Seat { weight, present: numbers.iter().copied().collect() }).collect()
+        spec.iter()
+            .map(|&(weight, numbers)| Seat {
+                weight,
+                present: numbers.iter().copied().collect(),
+            })
+            .collect()
     }
 
     fn printed(numbering: Numbering, seats: &[Seat]) -> Vec<String> {
-        targets(numbering, None, seats).iter().map(|share| format!("{share:?}")).collect()
+        targets(numbering, None, seats)
+            .iter()
+            .map(|share| format!("{share:?}"))
+            .collect()
     }
 
     #[test]
     fn numbers_below_the_total_stay_and_the_highest_fill_the_holes() {
-        let after = printed(Numbering::Modulo, &seats(&[(1, &[0]), (1, &[2]), (1, &[3]), (1, &[4])]));
+        let after = printed(
+            Numbering::Modulo,
+            &seats(&[(1, &[0]), (1, &[2]), (1, &[3]), (1, &[4])]),
+        );
         assert_eq!(after, ["{0}/4", "{2}/4", "{3}/4", "{1}/4"]);
     }
 
@@ -140,7 +182,10 @@ mod tests {
 
     #[test]
     fn weights_count_and_all_zero_is_no_share() {
-        assert_eq!(printed(Numbering::Modulo, &seats(&[(2, &[]), (0, &[]), (1, &[])])), ["{0-1}/3", "{}/3", "{2}/3"]);
+        assert_eq!(
+            printed(Numbering::Modulo, &seats(&[(2, &[]), (0, &[]), (1, &[])])),
+            ["{0-1}/3", "{}/3", "{2}/3"]
+        );
         assert_eq!(printed(Numbering::Modulo, &seats(&[(0, &[0])])), ["{}/0"]);
     }
 

@@ -73,7 +73,9 @@ pub enum SettingsError {
     #[error("settle_ms must be from 1 to 60000")]
     Settle,
     /// Nobody may hold rows of an available group longer than promised.
-    #[error("rejoin_grace_ms must be at most lease_ms in an available group, and at most 3600000 (an hour)")]
+    #[error(
+        "rejoin_grace_ms must be at most lease_ms in an available group, and at most 3600000 (an hour)"
+    )]
     RejoinGrace,
     /// A reset is acted on before the lease ends, or not at all.
     #[error("reset_grace_ms must be at most lease_ms")]
@@ -85,7 +87,9 @@ pub enum SettingsError {
     #[error("max_slots must be at least 1, and needs the numbering slots")]
     MaxSlots,
     /// Clients of an available group may work on their base, out of reach.
-    #[error("an available group that ever had a member cannot become exclusive: one of its clients may be working out of reach; use a new group")]
+    #[error(
+        "an available group that ever had a member cannot become exclusive: one of its clients may be working out of reach; use a new group"
+    )]
     BecomesExclusive,
     /// There are too many groups.
     #[error("this cluster has as many groups as it can keep")]
@@ -116,18 +120,28 @@ impl Settings {
         let rules = [
             (lease >= MIN_LEASE, SettingsError::LeaseTooShort),
             (lease <= Millis(3_600_000), SettingsError::LeaseTooLong),
-            (self.drain_timeout <= Millis(lease.0.saturating_sub(COMMIT_AND_PUSH.0)), SettingsError::DrainTimeout),
-            (self.max_drain >= self.drain_timeout && self.max_drain <= Millis(86_400_000), SettingsError::MaxDrain),
+            (
+                self.drain_timeout <= Millis(lease.0.saturating_sub(COMMIT_AND_PUSH.0)),
+                SettingsError::DrainTimeout,
+            ),
+            (
+                self.max_drain >= self.drain_timeout && self.max_drain <= Millis(86_400_000),
+                SettingsError::MaxDrain,
+            ),
             ((1..=60_000).contains(&self.settle.0), SettingsError::Settle),
             (
-                self.rejoin_grace <= Millis(3_600_000) && (!available || self.rejoin_grace <= lease),
+                self.rejoin_grace <= Millis(3_600_000)
+                    && (!available || self.rejoin_grace <= lease),
                 SettingsError::RejoinGrace,
             ),
             (self.reset_grace <= lease, SettingsError::ResetGrace),
             (slots_ok, SettingsError::Slots),
             (cap_ok, SettingsError::MaxSlots),
         ];
-        rules.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, error)| Err(error))
+        rules
+            .into_iter()
+            .find(|(holds, _)| !holds)
+            .map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 
@@ -147,13 +161,34 @@ mod tests {
             change(&mut settings);
             settings.validate()
         };
-        assert_eq!(with(|s| s.lease = Some(Millis(1_999))), Err(SettingsError::LeaseTooShort));
-        assert_eq!(with(|s| s.lease = Some(Millis(4_000))), Err(SettingsError::DrainTimeout));
-        assert_eq!(with(|s| s.max_drain = Millis(1)), Err(SettingsError::MaxDrain));
+        assert_eq!(
+            with(|s| s.lease = Some(Millis(1_999))),
+            Err(SettingsError::LeaseTooShort)
+        );
+        assert_eq!(
+            with(|s| s.lease = Some(Millis(4_000))),
+            Err(SettingsError::DrainTimeout)
+        );
+        assert_eq!(
+            with(|s| s.max_drain = Millis(1)),
+            Err(SettingsError::MaxDrain)
+        );
         assert_eq!(with(|s| s.settle = Millis(0)), Err(SettingsError::Settle));
-        assert_eq!(with(|s| s.rejoin_grace = Millis(7_000)), Err(SettingsError::RejoinGrace));
-        assert_eq!(with(|s| s.reset_grace = Millis(7_000)), Err(SettingsError::ResetGrace));
-        assert_eq!(with(|s| s.numbering = Numbering::Slots(1_000)), Err(SettingsError::Slots));
-        assert_eq!(with(|s| s.max_slots = Some(5)), Err(SettingsError::MaxSlots));
+        assert_eq!(
+            with(|s| s.rejoin_grace = Millis(7_000)),
+            Err(SettingsError::RejoinGrace)
+        );
+        assert_eq!(
+            with(|s| s.reset_grace = Millis(7_000)),
+            Err(SettingsError::ResetGrace)
+        );
+        assert_eq!(
+            with(|s| s.numbering = Numbering::Slots(1_000)),
+            Err(SettingsError::Slots)
+        );
+        assert_eq!(
+            with(|s| s.max_slots = Some(5)),
+            Err(SettingsError::MaxSlots)
+        );
     }
 }
