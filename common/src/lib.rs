@@ -7,7 +7,7 @@
 //! | [`share`] | which rows belong to a member, and the SQL that says so |
 //! | [`protocol`] | messages, limits and framing on the wire |
 //! | [`auth`] | the SCRAM-SHA-256 login |
-//! | [`env`] | the seam to the world: clock, network, randomness, tasks |
+//! | [`mod@env`] | the seam to the world: clock, network, randomness, tasks |
 //! | [`fault`] | rules that the simulation can break on purpose |
 
 pub mod auth;

@@ -32,7 +32,9 @@ integer_keys!(i16 i32 i64 u16 u32 u64);
 impl From<&str> for RowKey {
     fn from(id: &str) -> Self {
         let digest: [u8; 16] = Md5::digest(id.as_bytes()).into();
-        Self(i128::from(u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])))
+        Self(i128::from(u32::from_be_bytes([
+            digest[0], digest[1], digest[2], digest[3],
+        ])))
     }
 }
 

@@ -37,12 +37,18 @@ impl Numbers {
 
     /// The numbers from `first` to `last`, both included; empty when `last < first`.
     pub fn range(first: u32, last: u32) -> Self {
-        if first <= last { Self(vec![(first, last)]) } else { Self::EMPTY }
+        if first <= last {
+            Self(vec![(first, last)])
+        } else {
+            Self::EMPTY
+        }
     }
 
     /// All numbers below `total`.
     pub fn below(total: u32) -> Self {
-        total.checked_sub(1).map_or(Self::EMPTY, |last| Self::range(0, last))
+        total
+            .checked_sub(1)
+            .map_or(Self::EMPTY, |last| Self::range(0, last))
     }
 
     /// Inclusive ranges, which must be sorted and apart, as a set.
@@ -88,7 +94,10 @@ impl Numbers {
 
     /// How many numbers there are.
     pub fn len(&self) -> u64 {
-        self.0.iter().map(|&(first, last)| u64::from(last - first) + 1).sum()
+        self.0
+            .iter()
+            .map(|&(first, last)| u64::from(last - first) + 1)
+            .sum()
     }
 
     /// Whether there is none.
@@ -109,7 +118,9 @@ impl Numbers {
     /// Whether `number` is in the set.
     pub fn contains(&self, number: u32) -> bool {
         let after = self.0.partition_point(|range| range.0 <= number);
-        after.checked_sub(1).is_some_and(|at| number <= self.0[at].1)
+        after
+            .checked_sub(1)
+            .is_some_and(|at| number <= self.0[at].1)
     }
 
     /// Numbers of either set.
@@ -131,7 +142,11 @@ impl Numbers {
             if first <= last {
                 both.push((first, last));
             }
-            if a.1 < b.1 { left.next() } else { right.next() };
+            if a.1 < b.1 {
+                left.next()
+            } else {
+                right.next()
+            };
         }
         Self(both)
     }

@@ -52,7 +52,9 @@ impl Share {
                 format!("(('x' || substr(md5(CAST({column} AS text)), 1, 8))::bit(32)::bigint")
             }
             (KeyKind::Text, Dialect::MySql) => {
-                format!("(CAST(CONV(SUBSTR(MD5(CONVERT({column} USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED)")
+                format!(
+                    "(CAST(CONV(SUBSTR(MD5(CONVERT({column} USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED)"
+                )
             }
             (KeyKind::Text, Dialect::Sqlite) => return None,
         };
@@ -72,9 +74,14 @@ impl Share {
 
 /// `expression ∈ numbers`: long ranges by BETWEEN, the rest by one IN or =.
 fn membership(expression: &str, numbers: &Numbers) -> String {
-    let (long, short): (Vec<_>, Vec<_>) = numbers.ranges().iter().partition(|(first, last)| last - first >= 2);
-    let mut terms: Vec<String> =
-        long.iter().map(|(first, last)| format!("{expression} BETWEEN {first} AND {last}")).collect();
+    let (long, short): (Vec<_>, Vec<_>) = numbers
+        .ranges()
+        .iter()
+        .partition(|(first, last)| last - first >= 2);
+    let mut terms: Vec<String> = long
+        .iter()
+        .map(|(first, last)| format!("{expression} BETWEEN {first} AND {last}"))
+        .collect();
     let mut list = String::new();
     let mut count = 0;
     for number in short.iter().flat_map(|&(first, last)| first..=last) {
@@ -88,7 +95,11 @@ fn membership(expression: &str, numbers: &Numbers) -> String {
         1 => terms.push(format!("{expression} = {list}")),
         _ => terms.push(format!("{expression} IN ({list})")),
     }
-    if terms.len() == 1 { terms.remove(0) } else { format!("({})", terms.join(" OR ")) }
+    if terms.len() == 1 {
+        terms.remove(0)
+    } else {
+        format!("({})", terms.join(" OR "))
+    }
 }
 
 #[cfg(test)]
@@ -104,7 +115,10 @@ mod tests {
         let sql = |share: Share| share.predicate(Dialect::Sqlite, "id");
         assert_eq!(sql(share(5, &[2])), "((id % 5) + 5) % 5 = 2");
         assert_eq!(sql(share(5, &[0, 2])), "((id % 5) + 5) % 5 IN (0, 2)");
-        assert_eq!(sql(share(1024, &[0, 1, 2, 9])), "((id & 1023) BETWEEN 0 AND 2 OR (id & 1023) = 9)");
+        assert_eq!(
+            sql(share(1024, &[0, 1, 2, 9])),
+            "((id & 1023) BETWEEN 0 AND 2 OR (id & 1023) = 9)"
+        );
         assert_eq!(sql(share(3, &[0, 1, 2])), "1 = 1");
         assert_eq!(sql(Share::NONE), "1 = 0");
         assert_eq!(sql(Share::none_of(7)), "1 = 0");
@@ -113,7 +127,16 @@ mod tests {
     #[test]
     fn text_keys_need_a_database_that_hashes() {
         let share = share(3, &[1]);
-        assert!(share.predicate_for(Dialect::Postgres, "id", KeyKind::Text).unwrap().ends_with("% 3) = 1"));
-        assert!(share.predicate_for(Dialect::Sqlite, "id", KeyKind::Text).is_none());
+        assert!(
+            share
+                .predicate_for(Dialect::Postgres, "id", KeyKind::Text)
+                .unwrap()
+                .ends_with("% 3) = 1")
+        );
+        assert!(
+            share
+                .predicate_for(Dialect::Sqlite, "id", KeyKind::Text)
+                .is_none()
+        );
     }
 }

@@ -44,7 +44,10 @@ pub enum ShareError {
 
 impl Share {
     /// No rows at all.
-    pub const NONE: Self = Self { total: 0, numbers: Numbers::EMPTY };
+    pub const NONE: Self = Self {
+        total: 0,
+        numbers: Numbers::EMPTY,
+    };
 
     /// The rows with `id mod total ∈ numbers`.
     ///
@@ -62,12 +65,18 @@ impl Share {
 
     /// Every row.
     pub fn everything() -> Self {
-        Self { total: 1, numbers: Numbers::below(1) }
+        Self {
+            total: 1,
+            numbers: Numbers::below(1),
+        }
     }
 
     /// No rows, of `total` numbers.
     pub fn none_of(total: u32) -> Self {
-        Self { total, numbers: Numbers::EMPTY }
+        Self {
+            total,
+            numbers: Numbers::EMPTY,
+        }
     }
 
     /// The divisor; 0 only when there are no numbers.
@@ -121,7 +130,10 @@ impl Share {
         if self.total == 0 {
             return Self::everything();
         }
-        Self { total: self.total, numbers: Numbers::below(self.total).difference(&self.numbers) }
+        Self {
+            total: self.total,
+            numbers: Numbers::below(self.total).difference(&self.numbers),
+        }
     }
 
     /// The rows that are in both shares, when their totals are equal or the answer is empty or whole;
@@ -129,7 +141,10 @@ impl Share {
     #[must_use]
     pub fn retained(&self, other: &Self) -> Self {
         if self.total == other.total {
-            Self { total: self.total, numbers: self.numbers.intersection(&other.numbers) }
+            Self {
+                total: self.total,
+                numbers: self.numbers.intersection(&other.numbers),
+            }
         } else if self.is_within(other) {
             self.clone()
         } else {
@@ -148,9 +163,15 @@ impl Share {
         } else {
             let gcd = gcd(self.total, other.total);
             let taken = other.numbers.modulo(gcd);
-            self.numbers.iter().filter(|number| !taken.contains(number % gcd)).collect()
+            self.numbers
+                .iter()
+                .filter(|number| !taken.contains(number % gcd))
+                .collect()
         };
-        Self { total: self.total, numbers }
+        Self {
+            total: self.total,
+            numbers,
+        }
     }
 }
 
@@ -208,7 +229,13 @@ mod tests {
     #[test]
     fn extreme_ids_have_one_owner() {
         for id in [i64::MIN, -1, 0, 1, i64::MAX] {
-            let owners = (0..7).filter(|&n| Share::new(7, Numbers::range(n, n)).unwrap().contains(id.into())).count();
+            let owners = (0..7)
+                .filter(|&n| {
+                    Share::new(7, Numbers::range(n, n))
+                        .unwrap()
+                        .contains(id.into())
+                })
+                .count();
             assert_eq!(owners, 1, "{id}");
         }
     }

@@ -23,7 +23,11 @@ impl ShareUnion {
         if share.is_empty() {
             return;
         }
-        if let Some(same) = self.0.iter_mut().find(|other| other.total() == share.total()) {
+        if let Some(same) = self
+            .0
+            .iter_mut()
+            .find(|other| other.total() == share.total())
+        {
             let numbers = same.numbers().union(share.numbers());
             if let Ok(union) = Share::new(same.total(), numbers) {
                 *same = union;
@@ -51,7 +55,11 @@ impl ShareUnion {
 
     /// The only share, when there is exactly one.
     pub fn single(&self) -> Option<&Share> {
-        if let [share] = self.0.as_slice() { Some(share) } else { None }
+        if let [share] = self.0.as_slice() {
+            Some(share)
+        } else {
+            None
+        }
     }
 
     /// Whether there are no rows.
@@ -73,17 +81,29 @@ impl ShareUnion {
     /// assert_eq!(rows.predicate(Dialect::Sqlite, "id"), "(((id % 2) + 2) % 2 = 0 OR ((id % 3) + 3) % 3 = 1)");
     /// ```
     pub fn predicate(&self, dialect: Dialect, column: &str) -> String {
-        either(self.0.iter().map(|share| share.predicate(dialect, column)).collect())
+        either(
+            &self
+                .0
+                .iter()
+                .map(|share| share.predicate(dialect, column))
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// The condition for a key of this kind; `None` where the database cannot hash text (SQLite).
     pub fn predicate_for(&self, dialect: Dialect, column: &str, kind: KeyKind) -> Option<String> {
-        Some(either(self.0.iter().map(|share| share.predicate_for(dialect, column, kind)).collect::<Option<_>>()?))
+        Some(either(
+            &self
+                .0
+                .iter()
+                .map(|share| share.predicate_for(dialect, column, kind))
+                .collect::<Option<Vec<_>>>()?,
+        ))
     }
 }
 
-fn either(conditions: Vec<String>) -> String {
-    match conditions.as_slice() {
+fn either(conditions: &[String]) -> String {
+    match conditions {
         [] => "1 = 0".to_owned(),
         [only] => only.clone(),
         several => format!("({})", several.join(" OR ")),
