@@ -84,56 +84,6 @@ impl User {
 }
 
 /// Bounds of what peers may use up.
-    pub limits: Limits,
-    /// How log lines look.
-    pub log_format: LogFormat,
-}
-
-/// The admin interface.
-#[derive(Debug, Clone)]
-pub struct AdminConfig {
-    /// Where it listens. Port 0 lets the system choose.
-    pub listen: SocketAddr,
-    /// What callers must present; none: whoever reaches the loopback interface may do everything,
-    /// and beyond it only probes are answered.
-    pub token: Option<SecretString>,
-}
-
-/// Who may log in.
-#[derive(Debug, Clone)]
-pub struct User {
-    /// The name.
-    pub name: UserName,
-    /// The password, never empty.
-    pub password: SecretString,
-    /// Groups that the user's clients may be members of; none: all.
-    pub groups: Option<Vec<GroupName>>,
-}
-
-impl User {
-    /// A user of all groups.
-    ///
-    /// # Errors
-    /// When the name is none, or the password is empty.
-    pub fn new(name: &str, password: impl Into<SecretString>) -> Result<Self, AuthError> {
-        let password = password.into();
-        let credentials = Credentials::new(name, password.clone())?;
-        Ok(Self {
-            name: credentials.user().clone(),
-            password,
-            groups: None,
-        })
-    }
-
-    /// Whether clients of this user may be members of `group`.
-    pub fn may_join(&self, group: &GroupName) -> bool {
-        self.groups
-            .as_ref()
-            .is_none_or(|groups| groups.contains(group))
-    }
-}
-
-/// Bounds of what peers may use up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most connections at a time.
@@ -424,7 +374,17 @@ mod tests {
         for good in ["sky-1:9991", "10.0.0.1:1", "[::1]:9991", "a.b_c:65535"] {
             assert!(is_host_and_port(good), "{good}");
         }
-        for bad in ["", "sky", ":1", "sky:0", "sky:65536", "::1:9991", "[::1]", "a b:1", "http://a:1"] {
+        for bad in [
+            "",
+            "sky",
+            ":1",
+            "sky:0",
+            "sky:65536",
+            "::1:9991",
+            "[::1]",
+            "a b:1",
+            "http://a:1",
+        ] {
             assert!(!is_host_and_port(bad), "{bad}");
         }
     }
