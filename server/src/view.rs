@@ -5,6 +5,8 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::messages::{Consistency, Numbering};
 use skyschedule_common::share::{Numbers, Share};
 
+use crate::state::Settings;
+
 /// A replica, and what it knows of the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClusterView {
@@ -50,6 +52,8 @@ pub struct GroupView {
     pub lease_ms: u32,
     /// Whether rows are moving.
     pub in_handover: bool,
+    /// What operators set, so that a change of one setting keeps the others.
+    pub settings: Settings,
     /// The members, oldest first.
     pub members: Vec<MemberView>,
 }

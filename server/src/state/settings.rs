@@ -107,6 +107,11 @@ impl Settings {
     /// # Errors
     /// The first that is broken.
     pub fn validate(&self) -> Result<(), SettingsError> {
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Every range and inequality that is broken; empty: the settings are possible.
+    pub fn problems(&self) -> Vec<SettingsError> {
         let lease = self.base_lease();
         let available = self.consistency == Consistency::Available;
         let slots_ok = match self.numbering {
@@ -140,8 +145,9 @@ impl Settings {
         ];
         rules
             .into_iter()
-            .find(|(holds, _)| !holds)
-            .map_or(Ok(()), |(_, error)| Err(error))
+            .filter(|(holds, _)| !holds)
+            .map(|(_, error)| error)
+            .collect()
     }
 }
 
