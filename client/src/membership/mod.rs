@@ -1,0 +1,579 @@
+//! How a client becomes and stays a member: which servers it talks to, which one serves it, what it says.
+//!
+//! A pure state machine: it is told what happened and what time it is, changes the [`Permit`], and answers
+//! with [`Action`]s. It owns no socket and no clock. [`Core::event`] takes in what a connection brought;
+//! [`Core::tick`] does whatever is due (`due.rs`), and [`Core::next_tick`] says when the next is due.
+
+mod due;
+mod patience;
+mod report;
+mod server;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use skyschedule_common::env::Instant;
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::ids::{Incarnation, Membership};
+use skyschedule_common::protocol::messages::{
+    ClientMessage, Millis, Refusal, ServerMessage, Serving, Terms,
+};
+use skyschedule_common::share::Share;
+use tracing::{debug, info, warn};
+
+use crate::config::{Config, is_address};
+use crate::permit::{Permit, Welcomed};
+use patience::Patience;
+use server::{Phase, Server, Session};
+
+/// The lease to reckon with before a server told another.
+const DEFAULT_LEASE: Duration = Duration::from_secs(6);
+
+/// First delay of anything that is tried again.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+
+/// Delay after a refusal that time alone does not heal: someone may put it right.
+const REFUSED_DELAY: Duration = Duration::from_secs(10);
+
+/// Most requests without an answer on one connection.
+const MAX_UNANSWERED: usize = 64;
+
+/// Most servers known by hints only.
+const MAX_LEARNED: usize = 4;
+
+/// One connection to one server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ConnectionId {
+    pub(crate) server: usize,
+    pub(crate) attempt: u64,
+}
+
+/// What a connection brought.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The handshake is done.
+    Ready {
+        ends: Option<(SocketAddr, SocketAddr)>,
+    },
+    /// The server said something.
+    Message(ServerMessage),
+    /// It is over.
+    Closed(End),
+}
+
+/// How a connection, or the attempt at one, ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The server said why.
+    Refused(Refusal),
+    /// Client and server are not set up for each other.
+    Unfit(String),
+    /// Anything else.
+    Failed(String),
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Connect.
+    Dial {
+        connection: ConnectionId,
+        address: String,
+    },
+    /// Send.
+    Send {
+        connection: ConnectionId,
+        message: ClientMessage,
+    },
+    /// Send what is queued, then end with a FIN: only after `Goodbye` (F3).
+    Finish { connection: ConnectionId },
+    /// End with a reset.
+    Close { connection: ConnectionId },
+}
+
+/// What randomness decides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chance {
+    /// A duration a little shorter than the given one.
+    pub(crate) jitter: fn(Duration) -> Duration,
+    /// A new identity.
+    pub(crate) incarnation: fn() -> Incarnation,
+}
+
+/// What the user changed since the client was built; `None`: nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Wishes {
+    pub(crate) weight: Option<u32>,
+    pub(crate) drain: Option<bool>,
+}
+
+/// The one connection over which the client is served, or asks to be (C7).
+#[derive(Debug)]
+struct Attachment {
+    server: usize,
+    /// When `Attach` was sent.
+    asked: Instant,
+    welcomed: bool,
+    heartbeat_at: Instant,
+    /// The last release said here.
+    released: Option<(Epoch, Share)>,
+    /// What of the user's wishes was said here.
+    said: Wishes,
+}
+
+/// Queries of the present share: numbers of those asked for, sent, answered.
+#[derive(Debug, Default)]
+struct Pulls {
+    wanted: u64,
+    sent: u64,
+    answered: u64,
+}
+
+/// How a client that closes has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Farewell {
+    /// A goodbye is on its way, or there was no membership to end.
+    Said,
+    /// No server was there to hear it.
+    Unheard,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    config: Config,
+    chance: Chance,
+    servers: Vec<Server>,
+    attachment: Option<Attachment>,
+    incarnation: Incarnation,
+    /// The last membership is over, but rows of it are still worked on (C5).
+    parting: bool,
+    joined_once: bool,
+    lease: Duration,
+    last_seq: u64,
+    no_quorum_since: Option<Instant>,
+    patience: Patience,
+    wishes: Wishes,
+    pulls: Pulls,
+    /// The last refusal since the client was a member, and whose.
+    refusal: Option<(usize, Refusal)>,
+    /// When a client that closes and has its rows back gives up to say goodbye.
+    goodbye_until: Option<Instant>,
+    farewell: Option<Farewell>,
+    /// When the next tick was due.
+    planned: Option<Instant>,
+    /// No connection is taken for dead before then: the process did not run, and its answers may be waiting.
+    lenient_until: Option<Instant>,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, chance: Chance, now: Instant) -> Self {
+        let servers = config
+            .servers
+            .iter()
+            .map(|address| Server::new(address.clone(), false, now))
+            .collect();
+        Self {
+            servers,
+            config,
+            attachment: None,
+            incarnation: (chance.incarnation)(),
+            chance,
+            parting: false,
+            joined_once: false,
+            lease: DEFAULT_LEASE,
+            last_seq: 0,
+            no_quorum_since: Some(now),
+            patience: Patience::default(),
+            wishes: Wishes::default(),
+            pulls: Pulls::default(),
+            refusal: None,
+            goodbye_until: None,
+            farewell: None,
+            planned: None,
+            lenient_until: None,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done, in this order.
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// The user changed something.
+    pub(crate) fn wish(&mut self, wishes: Wishes, pulls: u64) {
+        self.wishes = wishes;
+        self.pulls.wanted = pulls;
+    }
+
+    /// How many of the queries asked for are answered.
+    pub(crate) fn pulls_answered(&self) -> u64 {
+        self.pulls.answered
+    }
+
+    /// Something came from a connection; what an older one to the same server says is not heard any more.
+    pub(crate) fn event(
+        &mut self,
+        from: ConnectionId,
+        event: Event,
+        permit: &mut Permit,
+        now: Instant,
+    ) {
+        let Some(server) = self.servers.get_mut(from.server) else {
+            return;
+        };
+        if server.attempt != from.attempt
+            || matches!(server.phase, Phase::Down { .. } | Phase::Double)
+        {
+            return;
+        }
+        match event {
+            Event::Ready { ends } => {
+                debug!(server = server.address, "connected");
+                server.phase = Phase::Open(Box::new(Session::new(ends, now)));
+                self.drop_double(from.server);
+            }
+            Event::Message(message) => self.message(from.server, message, permit, now),
+            Event::Closed(end) => self.closed(from.server, end, now),
+        }
+    }
+
+    fn message(&mut self, from: usize, message: ServerMessage, permit: &mut Permit, now: Instant) {
+        match message {
+            ServerMessage::Serving { mode, hint } => self.serving(from, mode, hint.as_deref(), now),
+            ServerMessage::Welcome {
+                membership,
+                epoch,
+                share,
+                terms,
+                lease,
+            } => {
+                self.welcome(from, membership, (epoch, share, terms), lease, permit, now);
+            }
+            ServerMessage::Told {
+                membership,
+                epoch,
+                share,
+            } => {
+                let own = permit
+                    .holding()
+                    .is_some_and(|holding| holding.membership == membership);
+                if let Some(attachment) = self.attachment.as_mut().filter(|_| own) {
+                    if attachment.server == from {
+                        self.pulls.answered = self.pulls.sent;
+                    }
+                    if permit.told(membership, epoch, share) {
+                        attachment.heartbeat_at = now;
+                    }
+                } else {
+                    permit.told(membership, epoch, share);
+                }
+            }
+            ServerMessage::Alive {
+                membership,
+                seq,
+                lease,
+                settled,
+            } => {
+                let session = self.servers.get_mut(from).and_then(Server::session_mut);
+                let sent = session.and_then(|session| session.answered(seq));
+                if let Some(sent) = sent
+                    && permit.renew(membership, sent, lease.duration(), settled, now)
+                {
+                    self.take_lease(lease);
+                    self.patience.answered();
+                }
+            }
+            ServerMessage::Pong { seq } => {
+                if let Some(session) = self.servers.get_mut(from).and_then(Server::session_mut) {
+                    session.answered(seq);
+                }
+            }
+            ServerMessage::Wait(refusal) => self.wait(from, refusal, now),
+            ServerMessage::Refused(refusal) => self.close(from, End::Refused(refusal), now),
+            ServerMessage::NotLeader { hint } => self.not_leader(from, hint.as_deref(), now),
+            ServerMessage::Gone { membership } => self.membership_over(membership, "gone", permit),
+            ServerMessage::Fenced { membership } => {
+                self.membership_over(membership, "fenced", permit);
+            }
+            ServerMessage::Hello(_)
+            | ServerMessage::AuthChallenge { .. }
+            | ServerMessage::AuthDone { .. } => {
+                let text = "it began the login anew: it breaks the protocol".to_owned();
+                self.close(from, End::Failed(text), now);
+            }
+        }
+    }
+
+    fn serving(&mut self, from: usize, mode: Serving, hint: Option<&str>, now: Instant) {
+        let Some(server) = self.servers.get_mut(from) else {
+            return;
+        };
+        server.trouble = None;
+        let Some(session) = server.session_mut() else {
+            return;
+        };
+        if session.login_sent.take().is_some() {
+            session.accepted = true;
+            session.logged_in_once = true;
+        }
+        let changed = session.serving != mode;
+        if changed {
+            session.serving = mode;
+            session.announced = now;
+            session.attach_at = now;
+            session.attach_backoff = FIRST_DELAY;
+            debug!(server = server.address, ?mode, "server says how it serves");
+        }
+        match &mut self.attachment {
+            Some(attachment) if changed && attachment.server == from => self.detached(),
+            // Two leaders: the present one answers at once, or is deposed.
+            Some(attachment) if changed && mode == Serving::Quorum && attachment.welcomed => {
+                attachment.heartbeat_at = now;
+            }
+            _ => {}
+        }
+        if mode != Serving::Quorum {
+            self.follow(hint, now);
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        from: usize,
+        membership: Membership,
+        (epoch, share, terms): (Epoch, Share, Terms),
+        lease: Millis,
+        permit: &mut Permit,
+        now: Instant,
+    ) {
+        let Some(attachment) = self
+            .attachment
+            .as_mut()
+            .filter(|attachment| attachment.server == from)
+        else {
+            return;
+        };
+        let welcomed = match permit.welcome(membership, epoch, share, terms) {
+            Ok(welcomed) => welcomed,
+            Err(error) => return self.close(from, End::Failed(error.to_string()), now),
+        };
+        attachment.welcomed = true;
+        attachment.heartbeat_at = now;
+        attachment.released = None;
+        attachment.said = Wishes::default();
+        self.pulls.sent = self.pulls.wanted;
+        self.pulls.answered = self.pulls.wanted;
+        self.patience.answered();
+        self.refusal = None;
+        self.joined_once = true;
+        for (index, server) in self.servers.iter_mut().enumerate() {
+            let Some(session) = server.session_mut() else {
+                continue;
+            };
+            if index == from {
+                session.attach_backoff = FIRST_DELAY;
+                if welcomed == Welcomed::New {
+                    attachment.said.weight = Some(session.login_weight);
+                }
+            } else if welcomed == Welcomed::New {
+                // The standby connections carry the membership from now on.
+                session.login_due = Some(now);
+            }
+        }
+        self.take_lease(lease);
+        let server = self.servers.get(from).map_or("", |server| &server.address);
+        let group = self.config.group.as_str();
+        info!(group, server, %membership, %epoch, ?welcomed, "this server serves the client");
+    }
+
+    fn take_lease(&mut self, lease: Millis) {
+        self.lease = lease.duration().max(Duration::from_millis(30));
+    }
+
+    fn wait(&mut self, from: usize, refusal: Refusal, now: Instant) {
+        let delay = refusal
+            .retry_after
+            .map_or(self.longest_delay(), Millis::duration)
+            .max(FIRST_DELAY);
+        let Some(server) = self.servers.get_mut(from) else {
+            return;
+        };
+        let address = &server.address;
+        warn!(server = address, code = %refusal.code, "the server asks to wait {delay:?}: {}", refusal.text);
+        let Some(session) = server.session_mut() else {
+            return;
+        };
+        if session.login_sent.take().is_some() {
+            session.login_due = Some(now + delay);
+        }
+        session.attach_at = now + delay;
+        if self
+            .attachment
+            .as_ref()
+            .is_some_and(|attachment| attachment.server == from)
+        {
+            self.detached();
+        }
+        self.refusal = Some((from, refusal));
+    }
+
+    fn not_leader(&mut self, from: usize, hint: Option<&str>, now: Instant) {
+        if self
+            .attachment
+            .as_ref()
+            .is_some_and(|attachment| attachment.server == from)
+        {
+            self.detached();
+        }
+        let longest = self.longest_delay();
+        let Some(session) = self.servers.get_mut(from).and_then(Server::session_mut) else {
+            return;
+        };
+        session.unanswered.clear();
+        session.attach_at = now + (self.chance.jitter)(session.attach_backoff);
+        session.attach_backoff = (session.attach_backoff * 2).min(longest);
+        self.follow(hint, now);
+    }
+
+    fn membership_over(&mut self, membership: Membership, how: &str, permit: &mut Permit) {
+        if !permit.end_membership(membership) {
+            return;
+        }
+        let rows = permit.guards_out();
+        let group = self.config.group.as_str();
+        warn!(
+            group, %membership, rows,
+            "membership {how}: the servers gave this client up (it was away, or did not release in time); \
+             it joins again when the rows that it still works on are finished"
+        );
+        self.detached();
+        self.parting = true;
+        for session in self.servers.iter_mut().filter_map(Server::session_mut) {
+            session.accepted = false;
+            session.login_sent = None;
+            session.login_due = None;
+        }
+    }
+
+    fn detached(&mut self) {
+        self.attachment = None;
+        self.pulls.sent = self.pulls.answered;
+    }
+
+    /// Ends a connection from this side, by a reset.
+    fn close(&mut self, server: usize, end: End, now: Instant) {
+        if let Some(attempt) = self.servers.get(server).map(|server| server.attempt) {
+            self.actions.push(Action::Close {
+                connection: ConnectionId { server, attempt },
+            });
+            self.closed(server, end, now);
+        }
+    }
+
+    fn closed(&mut self, from: usize, end: End, now: Instant) {
+        if self
+            .attachment
+            .as_ref()
+            .is_some_and(|attachment| attachment.server == from)
+        {
+            self.detached();
+        }
+        let longest = self.longest_delay();
+        let Some(server) = self.servers.get_mut(from) else {
+            return;
+        };
+        let lived = server
+            .session()
+            .filter(|session| session.logged_in_once)
+            .map(|session| session.since);
+        if lived.is_some_and(|since| now.saturating_duration_since(since) >= longest) {
+            server.backoff = FIRST_DELAY;
+        }
+        let mut delay = (self.chance.jitter)(server.backoff);
+        server.backoff = (server.backoff * 2).min(longest);
+        let address = server.address.as_str();
+        match &end {
+            End::Refused(refusal) => {
+                let healing = if end.is_final() {
+                    REFUSED_DELAY
+                } else {
+                    Duration::ZERO
+                };
+                delay = delay.max(refusal.retry_after.map_or(healing, Millis::duration));
+                warn!(server = address, code = %refusal.code, "refused: {}", refusal.text);
+                self.refusal = Some((from, refusal.clone()));
+            }
+            End::Unfit(reason) => {
+                delay = delay.max(REFUSED_DELAY);
+                warn!(server = address, "no login: {reason}");
+            }
+            End::Failed(reason) if lived.is_some() => {
+                info!(server = address, "connection lost: {reason}");
+            }
+            End::Failed(reason) => debug!(server = address, "no connection: {reason}"),
+        }
+        server.trouble = Some(end);
+        server.phase = Phase::Down {
+            retry_at: now + delay,
+        };
+    }
+
+    /// A server told where one is that serves by quorum: connect to it soon.
+    fn follow(&mut self, hint: Option<&str>, now: Instant) {
+        let Some(hint) = hint.filter(|hint| is_address(hint)) else {
+            return;
+        };
+        if let Some(known) = self
+            .servers
+            .iter_mut()
+            .find(|server| server.address == hint)
+        {
+            if let Phase::Down { retry_at } = &mut known.phase
+                && !known.trouble.as_ref().is_some_and(End::is_final)
+            {
+                let soon = known
+                    .last_dial
+                    .map_or(now, |dial| now.max(dial + FIRST_DELAY));
+                *retry_at = soon.min(*retry_at);
+            }
+        } else if self.servers.iter().filter(|server| server.learned).count() < MAX_LEARNED {
+            info!(server = hint, "another server tells of this one");
+            self.servers.push(Server::new(hint.to_owned(), true, now));
+        }
+    }
+
+    /// A learned server that turns out to be one that is connected already needs no second connection.
+    fn drop_double(&mut self, index: usize) {
+        let peer = |server: &Server| {
+            server
+                .session()
+                .and_then(|session| session.ends)
+                .map(|ends| ends.1)
+        };
+        let Some(new) = self.servers.get(index).filter(|server| server.learned) else {
+            return;
+        };
+        let Some(address) = peer(new) else { return };
+        let double =
+            |(other, server): (usize, &Server)| other != index && peer(server) == Some(address);
+        if self.servers.iter().enumerate().any(double) {
+            let connection = ConnectionId {
+                server: index,
+                attempt: new.attempt,
+            };
+            self.actions.push(Action::Close { connection });
+            self.servers[index].phase = Phase::Double;
+        }
+    }
+
+    /// The longest delay before anything is tried again: a third of the lease.
+    fn longest_delay(&self) -> Duration {
+        (self.lease / 3).max(Duration::from_millis(10))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! One server as the client knows it, and the connection to it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use skyschedule_common::env::Instant;
+use skyschedule_common::protocol::messages::Serving;
+
+use super::{End, FIRST_DELAY};
+
+/// A server, listed or learned from a hint.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) address: String,
+    /// Not named by the user: another server told of it.
+    pub(super) learned: bool,
+    /// Counts the connections to it, so that what an old one still says is not taken for the new one's.
+    pub(super) attempt: u64,
+    pub(super) phase: Phase,
+    /// Delay before the next attempt but one.
+    pub(super) backoff: Duration,
+    pub(super) last_dial: Option<Instant>,
+    /// How the last attempt or connection ended, until one succeeds.
+    pub(super) trouble: Option<End>,
+}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    Down {
+        retry_at: Instant,
+    },
+    Dialing {
+        since: Instant,
+    },
+    Open(Box<Session>),
+    /// The same server as another entry of the list.
+    Double,
+}
+
+impl Server {
+    pub(super) fn new(address: String, learned: bool, now: Instant) -> Self {
+        Self {
+            address,
+            learned,
+            attempt: 0,
+            phase: Phase::Down { retry_at: now },
+            backoff: FIRST_DELAY,
+            last_dial: None,
+            trouble: None,
+        }
+    }
+
+    pub(super) fn session(&self) -> Option<&Session> {
+        if let Phase::Open(session) = &self.phase {
+            Some(session)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn session_mut(&mut self) -> Option<&mut Session> {
+        if let Phase::Open(session) = &mut self.phase {
+            Some(session)
+        } else {
+            None
+        }
+    }
+}
+
+/// A connection whose handshake is done.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) since: Instant,
+    /// Local and peer address.
+    pub(super) ends: Option<(SocketAddr, SocketAddr)>,
+    /// When to log in (again).
+    pub(super) login_due: Option<Instant>,
+    /// The login that awaits its answer.
+    pub(super) login_sent: Option<Instant>,
+    /// Whether the present incarnation is logged in.
+    pub(super) accepted: bool,
+    /// Whether any was: then the connection is kept alive by pings.
+    pub(super) logged_in_once: bool,
+    /// What the last login said.
+    pub(super) login_weight: u32,
+    pub(super) serving: Serving,
+    /// When it said how it serves.
+    pub(super) announced: Instant,
+    /// Sending times of heartbeats and pings without an answer yet.
+    pub(super) unanswered: BTreeMap<u64, Instant>,
+    pub(super) ping_at: Instant,
+    /// Not to be asked to serve before then.
+    pub(super) attach_at: Instant,
+    pub(super) attach_backoff: Duration,
+}
+
+impl Session {
+    pub(super) fn new(ends: Option<(SocketAddr, SocketAddr)>, now: Instant) -> Self {
+        Self {
+            since: now,
+            ends,
+            login_due: Some(now),
+            login_sent: None,
+            accepted: false,
+            logged_in_once: false,
+            login_weight: 0,
+            serving: Serving::None,
+            announced: now,
+            unanswered: BTreeMap::new(),
+            ping_at: now,
+            attach_at: now,
+            attach_backoff: FIRST_DELAY,
+        }
+    }
+
+    /// The sending time of the oldest request without an answer.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        let oldest = self.unanswered.values().next().copied();
+        [oldest, self.login_sent].into_iter().flatten().min()
+    }
+
+    /// The request `seq` was answered: when it was sent. Those before it need no answer any more.
+    pub(super) fn answered(&mut self, seq: u64) -> Option<Instant> {
+        let sent = self.unanswered.remove(&seq)?;
+        self.unanswered = self.unanswered.split_off(&seq);
+        Some(sent)
+    }
+
+    /// Whether it can be asked to serve now.
+    pub(super) fn serves(&self, mode: Serving, now: Instant) -> bool {
+        self.accepted && self.serving == mode && self.attach_at <= now
+    }
+}
