@@ -1,5 +1,28 @@
 //! The SkySchedule server.
+//!
+//! One way through the code, and no short cuts:
+//!
+//! ```text
+//! socket → session → coordinator → consensus → state::apply → effects → coordinator → session → socket
+//! ```
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`state`] | the pure core: decides everything |
+//! | [`consensus`] | makes decisions durable, and applies them in order |
+//! | [`coordinator`] | turns events into commands, and effects into messages |
+//! | `session` | one connection: handshake, deadlines, bounded queue |
+//! | [`config`], [`metrics`], [`view`] | what operators set and see |
+//!
+//! Start one with [`Server::start`]; the binary `skyschedule` does it from a command line.
 
+pub mod config;
+pub mod consensus;
 pub mod coordinator;
+pub mod metrics;
+mod server;
+mod session;
 pub mod state;
 pub mod view;
+
+pub use server::{RunError, Server, StartError};

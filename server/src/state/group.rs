@@ -183,10 +183,10 @@ impl Group {
                 self.replan(*start, &mut events);
             }
             Change::Dead { members, start } => {
-                self.part(members, Parting::Dead, *start, &mut events)
+                self.part(members, Parting::Dead, *start, &mut events);
             }
             Change::Leave { members, start } => {
-                self.part(members, Parting::Left, *start, &mut events)
+                self.part(members, Parting::Left, *start, &mut events);
             }
             Change::Release(releases) => {
                 for (member, epoch, keeping) in releases {
@@ -218,7 +218,7 @@ impl Group {
                         events.push(Event::Vacated {
                             client: client.clone(),
                         });
-                        self.free(vacancy.target);
+                        self.free(&vacancy.target);
                     }
                 }
                 self.replan(*start, &mut events);
@@ -363,7 +363,7 @@ impl Group {
             });
         }
         for share in freed {
-            self.free(share);
+            self.free(&share);
         }
         self.replan(start, events);
     }

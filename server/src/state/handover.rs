@@ -89,7 +89,7 @@ impl Group {
 
     /// Rows that nobody is promised any more go to the live member with the fewest, under the present
     /// total, until the next plan.
-    pub(super) fn free(&mut self, share: Share) {
+    pub(super) fn free(&mut self, share: &Share) {
         if share.is_empty() {
             return;
         }

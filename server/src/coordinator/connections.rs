@@ -1,0 +1,514 @@
+//! Clients log in on every connection, and attach to be served on one.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use skyschedule_common::env::{self, Instant};
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::fault::{Rule, broken};
+use skyschedule_common::ids::{GroupName, Membership};
+use skyschedule_common::protocol::messages::{
+    ClientMessage, Code, Consistency, Login, Refusal, ServerMessage, Serving, Terms,
+};
+
+use super::leases::Heartbeat;
+use super::{Coordinator, PendingJoin};
+use crate::session::{ConnectionId, LoggedIn, Outbox};
+use crate::state::{Joining, Update};
+use crate::view::ServerEvent;
+
+/// A client whose id is in use asks again at least this often.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
+/// A silent connection is closed after this many leases; standby connections speak every four thirds of one.
+const IDLE_LEASES: u32 = 3;
+
+/// A logged-in connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) login: Login,
+    pub(super) peer: SocketAddr,
+    pub(super) direct: bool,
+    /// The membership that it carries.
+    pub(super) membership: Option<Membership>,
+    pub(super) outbox: Outbox,
+}
+
+/// How a membership that a client names stands with the applied state.
+enum Standing {
+    /// It lives.
+    Member { told: Epoch, fenced: bool },
+    /// It was given out, and is over.
+    Over,
+    /// It was never given out here: this state was lost.
+    Unknown,
+}
+
+impl Coordinator {
+    pub(super) fn logged_in(&mut self, logged_in: LoggedIn) {
+        let LoggedIn {
+            connection: id,
+            login,
+            peer,
+            direct,
+            outbox,
+        } = logged_in;
+        if let Some(refusal) = self.consistency_mismatch(&login) {
+            // Dropping the outbox closes the connection once the message is out.
+            let _ = outbox.send(ServerMessage::Refused(refusal));
+            return;
+        }
+        let connection = Connection {
+            login,
+            peer,
+            direct,
+            membership: None,
+            outbox,
+        };
+        self.connections.insert(id, connection);
+        self.send(
+            id,
+            ServerMessage::Serving {
+                mode: self.serving(),
+                hint: None,
+            },
+        );
+        self.greet(id);
+    }
+
+    pub(super) fn serving(&self) -> Serving {
+        if self.ready {
+            Serving::Quorum
+        } else {
+            Serving::None
+        }
+    }
+
+    fn consistency_mismatch(&self, login: &Login) -> Option<Refusal> {
+        let wanted = login.consistency?;
+        let is = self.consensus.read(|state| {
+            let group = state.group(&login.group)?;
+            (group.next_membership() > 1).then_some(group.settings().consistency)
+        })?;
+        let text = format!(
+            "group {} is {is:?}, and the client relies on {wanted:?}; change the client, or use another group",
+            login.group
+        );
+        (is != wanted).then(|| Refusal::new(Code::CONSISTENCY, &text, None))
+    }
+
+    /// After a login: the connection carries the membership that it names, if that lives, and its
+    /// client is told what it missed (rule L13).
+    fn greet(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let group = connection.login.group.clone();
+        let known = connection.login.epoch;
+        connection.membership = None;
+        let lease = self
+            .consensus
+            .read(|state| state.group(&group).map(|group| group.lease()));
+        let Some(membership) = connection.login.membership else {
+            let _ = lease.map(|lease| connection.outbox.idle_limit(lease.duration() * IDLE_LEASES));
+            return;
+        };
+        if let Standing::Member { told, .. } = self.standing(&group, membership, id) {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.membership = Some(membership);
+            }
+            if let Some(member) = self
+                .groups
+                .get_mut(&group)
+                .and_then(|track| track.members.get_mut(&membership.number))
+            {
+                member.heard = member.heard.max(env::now());
+            }
+            if told > known {
+                self.tell(&group, membership.number, id);
+            }
+        }
+    }
+
+    /// How the membership stands, as far as the client of this connection may have it.
+    fn standing(&self, group: &GroupName, membership: Membership, id: ConnectionId) -> Standing {
+        let login = self
+            .connections
+            .get(&id)
+            .map(|connection| &connection.login);
+        self.consensus.read(|state| {
+            let Some(group) = state.group(group) else {
+                return Standing::Unknown;
+            };
+            if membership.number >= group.next_membership() {
+                return Standing::Unknown;
+            }
+            match group.members().get(&membership.number) {
+                Some(member)
+                    if login.is_some_and(|login| login.incarnation == member.incarnation) =>
+                {
+                    Standing::Member {
+                        told: member.epoch,
+                        fenced: member.fenced,
+                    }
+                }
+                _ => Standing::Over,
+            }
+        })
+    }
+
+    pub(super) fn take_message(
+        &mut self,
+        id: ConnectionId,
+        read_at: Instant,
+        message: ClientMessage,
+    ) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let group = connection.login.group.clone();
+        let carries = connection.membership;
+        match message {
+            ClientMessage::Login(login) => {
+                if login.group != group || login.client != connection.login.client {
+                    self.refuse(id, Code::PROTOCOL, "a connection belongs to one client of one group");
+                    return;
+                }
+                connection.login = *login;
+                self.greet(id);
+            }
+            ClientMessage::Attach { membership, epoch } => self.attach(id, membership, epoch),
+            ClientMessage::Heartbeat { membership, seq, epoch, .. } => {
+                if carries == Some(membership) || self.is_unknown_to(id, membership) {
+                    self.heartbeats.push(Heartbeat { connection: id, membership, seq, epoch, read_at });
+                } else {
+                    self.send(id, ServerMessage::Gone { membership });
+                }
+            }
+            ClientMessage::Pull { membership } if carries == Some(membership) => self.tell(&group, membership.number, id),
+            ClientMessage::Pull { membership } => self.send(id, ServerMessage::Gone { membership }),
+            ClientMessage::Released { membership, epoch, keeping } if carries == Some(membership) => {
+                self.released(&group, membership, epoch, keeping);
+            }
+            ClientMessage::Detach { membership } if carries == Some(membership) => {
+                let member = self.groups.get_mut(&group).and_then(|track| track.members.get_mut(&membership.number));
+                if let Some(member) = member.filter(|member| member.attached == Some(id)) {
+                    member.attached = None;
+                }
+            }
+            ClientMessage::Update { membership, weight, drain, .. } if carries == Some(membership) => {
+                self.batch.group(&group).update.push(Update { member: membership.number, weight, drain });
+            }
+            ClientMessage::Goodbye { membership } if carries == Some(membership) => self.leave(&group, membership.number),
+            // Late words of a membership that is over, or of another's.
+            ClientMessage::Released { .. }
+            | ClientMessage::Detach { .. }
+            | ClientMessage::Update { .. }
+            | ClientMessage::Goodbye { .. }
+            // The session answers or refuses these itself.
+            | ClientMessage::Ping { .. }
+            | ClientMessage::Hello(_)
+            | ClientMessage::AuthFirst { .. }
+            | ClientMessage::AuthProof { .. } => {}
+        }
+    }
+
+    /// Whether the client of this connection knows a membership that this state has lost.
+    fn is_unknown_to(&self, id: ConnectionId, membership: Membership) -> bool {
+        let group = self
+            .connections
+            .get(&id)
+            .map(|connection| connection.login.group.clone());
+        group
+            .is_some_and(|group| matches!(self.standing(&group, membership, id), Standing::Unknown))
+    }
+
+    fn leave(&mut self, group: &GroupName, number: u64) {
+        let Some(member) = self
+            .groups
+            .get_mut(group)
+            .and_then(|track| track.members.get_mut(&number))
+        else {
+            return;
+        };
+        if !std::mem::replace(&mut member.condemned, true) {
+            self.batch.group(group).leave.push(number);
+        }
+    }
+
+    /// A client asks to be served here.
+    fn attach(&mut self, id: ConnectionId, membership: Option<Membership>, epoch: Epoch) {
+        if !self.ready && !broken(Rule::L1) {
+            self.send(id, ServerMessage::NotLeader { hint: None });
+            return;
+        }
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let group = connection.login.group.clone();
+        // What a degraded replica minted is none here.
+        let Some(membership) = membership.filter(|membership| membership.replica == 0) else {
+            self.join(id, &group);
+            return;
+        };
+        match self.standing(&group, membership, id) {
+            Standing::Member { fenced: true, .. } => {
+                self.send(id, ServerMessage::Fenced { membership });
+            }
+            Standing::Member {
+                told,
+                fenced: false,
+            } => self.resume(id, &group, membership, told, epoch),
+            Standing::Over if broken(Rule::L7) => self.join(id, &group),
+            Standing::Over | Standing::Unknown => self.not_a_member(id, membership, epoch),
+        }
+    }
+
+    /// The client goes on with its membership, served over this connection.
+    fn resume(
+        &mut self,
+        id: ConnectionId,
+        group: &GroupName,
+        membership: Membership,
+        told: Epoch,
+        epoch: Epoch,
+    ) {
+        let number = membership.number;
+        let now = env::now();
+        let member = self
+            .groups
+            .get_mut(group)
+            .and_then(|track| track.members.get_mut(&number));
+        // Condemned: its end is being decided, and then it is told that it is gone.
+        let Some(member) = member.filter(|member| !member.condemned) else {
+            return;
+        };
+        member.attached = Some(id);
+        member.heard = member.heard.max(now);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.membership = Some(membership);
+        }
+        self.welcome(group, number);
+        if epoch > told && !broken(Rule::L15) {
+            self.batch.group(group).reissue.push((number, epoch));
+        }
+    }
+
+    /// Rule L7: a client id has at most one member.
+    fn join(&mut self, id: ConnectionId, group: &GroupName) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let login = connection.login.clone();
+        let now = env::now();
+        let present = self.consensus.read(|state| {
+            let (number, member) = state.group(group)?.member_of(&login.client)?;
+            Some((number, member.incarnation, member.epoch))
+        });
+        if let Some((number, incarnation, told)) = present.filter(|_| !broken(Rule::L7)) {
+            let member = self
+                .groups
+                .get(group)
+                .and_then(|track| track.members.get(&number));
+            let condemned = member.is_some_and(|member| member.condemned);
+            if incarnation == login.incarnation {
+                self.resume(id, group, Membership::quorum(number), told, login.epoch);
+                return;
+            }
+            if !condemned {
+                let left = member.map_or(LONGEST_WAIT, |member| {
+                    member.deadline.saturating_duration_since(now)
+                });
+                self.wait_for_id(id, left.clamp(SHORTEST_WAIT, LONGEST_WAIT));
+                return;
+            }
+        }
+        if let Some(delay) = self
+            .groups
+            .get(group)
+            .and_then(|track| track.deaths.delay(&login.client, now))
+        {
+            self.put_off(id, group, &login, delay);
+            return;
+        }
+        if let Some(until) = self.empty_until.filter(|until| *until > now) {
+            let exclusive = self.consensus.read(|state| {
+                let present = state.group(group).map(|group| group.settings().consistency);
+                present.or(login.consistency) == Some(Consistency::Exclusive)
+            });
+            if exclusive {
+                let text = "the server started without any memory, and waits for one lease before it gives out rows of an exclusive group";
+                let refusal = Refusal::new(
+                    Code::BACK_OFF,
+                    text,
+                    Some(until.saturating_duration_since(now)),
+                );
+                self.send(id, ServerMessage::Wait(refusal));
+                return;
+            }
+        }
+        let key = (group.clone(), login.client.clone());
+        let pending = PendingJoin {
+            incarnation: login.incarnation,
+            connection: id,
+            ended: None,
+        };
+        if let Some(other) = self.joining.get_mut(&key) {
+            if other.incarnation == login.incarnation {
+                *other = pending;
+            } else {
+                self.wait_for_id(id, SHORTEST_WAIT);
+            }
+            return;
+        }
+        self.joining.insert(key, pending);
+        let Login {
+            client,
+            incarnation,
+            weight,
+            consistency,
+            ..
+        } = login;
+        self.batch.group(group).join.push(Joining {
+            client,
+            incarnation,
+            weight,
+            consistency,
+        });
+    }
+
+    fn wait_for_id(&mut self, id: ConnectionId, retry_after: Duration) {
+        let text = "a client with this id is a member of the group; it is asked for again until that one has left or its \
+                    lease is over. If two processes were given one id, give each its own";
+        self.send(
+            id,
+            ServerMessage::Wait(Refusal::new(Code::ID_IN_USE, text, Some(retry_after))),
+        );
+    }
+
+    fn put_off(&mut self, id: ConnectionId, group: &GroupName, login: &Login, delay: Duration) {
+        let client = &login.client;
+        tracing::warn!(%group, %client, delay_ms = delay.as_millis(), "a client that died several times within a minute is let in only after a delay; look why it dies");
+        self.metrics.delayed_join(group);
+        self.handle.publish(ServerEvent::Delayed {
+            group: group.to_string(),
+            client_id: client.to_string(),
+            retry_after_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+        });
+        let text = "this client died several times within a minute; look why, it is let in after a growing delay";
+        self.send(
+            id,
+            ServerMessage::Wait(Refusal::new(Code::BACK_OFF, text, Some(delay))),
+        );
+    }
+
+    /// Rule L8: a membership that was given out and is not there is over; one that was never given out
+    /// proves that this state was lost.
+    pub(super) fn not_a_member(&mut self, id: ConnectionId, membership: Membership, epoch: Epoch) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let group = connection.login.group.clone();
+        let Login { client, .. } = &connection.login;
+        let next = self.consensus.read(|state| {
+            state
+                .group(&group)
+                .map_or(1, |group| group.next_membership())
+        });
+        if membership.number < next || broken(Rule::L8) {
+            connection.membership = None;
+            self.send(id, ServerMessage::Gone { membership });
+            return;
+        }
+        tracing::error!(
+            %group, %client, membership = membership.number, %epoch,
+            "a client knows a membership that this server never gave: its data directory was lost or replaced by an older \
+             one. Numbering goes on above what the client knows; if a newer copy of the data exists, stop and restore it"
+        );
+        self.lost.push((id, membership));
+        let batch = self.batch.group(&group);
+        let (number, known) = batch.recover.unwrap_or((membership.number, epoch));
+        batch.recover = Some((number.max(membership.number), known.max(epoch)));
+    }
+
+    /// Tells a member over its attached connection that it is one.
+    pub(super) fn welcome(&mut self, group: &GroupName, number: u64) {
+        let told_lease = self.groups.get(group).and_then(|track| track.told_lease);
+        let attached = self
+            .groups
+            .get(group)
+            .and_then(|track| track.members.get(&number)?.attached);
+        let Some(id) = attached else { return };
+        let welcome = self.consensus.read(|state| {
+            let group = state.group(group)?;
+            let member = group.members().get(&number)?;
+            let settings = group.settings();
+            let terms = Terms {
+                consistency: settings.consistency,
+                numbering: settings.numbering,
+                drain_timeout: settings.drain_timeout,
+            };
+            let (epoch, share) = (member.epoch, member.told.clone());
+            let lease = told_lease.unwrap_or_else(|| group.lease());
+            Some(ServerMessage::Welcome {
+                membership: Membership::quorum(number),
+                epoch,
+                share,
+                terms,
+                lease,
+            })
+        });
+        let Some(welcome) = welcome else { return };
+        if let ServerMessage::Welcome { lease, .. } = &welcome {
+            let limit = lease.duration() * IDLE_LEASES;
+            if let Some(connection) = self.connections.get(&id) {
+                // A full queue is noticed by the message that follows.
+                let _ = connection.outbox.idle_limit(limit);
+            }
+        }
+        self.send(id, welcome);
+    }
+
+    /// Tells a member its present share over this connection.
+    pub(super) fn tell(&mut self, group: &GroupName, number: u64, id: ConnectionId) {
+        let told = self.consensus.read(|state| {
+            let member = state.group(group)?.members().get(&number)?;
+            Some((member.epoch, member.told.clone()))
+        });
+        if let Some((epoch, share)) = told {
+            self.send(
+                id,
+                ServerMessage::Told {
+                    membership: Membership::quorum(number),
+                    epoch,
+                    share,
+                },
+            );
+        }
+    }
+
+    fn refuse(&mut self, id: ConnectionId, code: Code, text: &str) {
+        self.metrics.protocol_error();
+        self.send(id, ServerMessage::Refused(Refusal::new(code, text, None)));
+        self.drop_connection(id);
+    }
+
+    /// Queues a message; a client that does not read is dropped.
+    pub(super) fn send(&mut self, id: ConnectionId, message: ServerMessage) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        if connection.outbox.send(message).is_err() {
+            let Login { group, client, .. } = &connection.login;
+            tracing::warn!(%group, %client, peer = %connection.peer, "dropped a client that does not read what it is sent");
+            self.metrics.slow_reader();
+            self.drop_connection(id);
+        }
+    }
+
+    /// Closes a connection from this side, which proves nothing about the client.
+    fn drop_connection(&mut self, id: ConnectionId) {
+        self.ended(id, env::net::Ending::Reset);
+    }
+}

@@ -1,0 +1,485 @@
+//! What was decided becomes messages, timers, metrics and events.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use skyschedule_common::env::{self, Instant};
+use skyschedule_common::fault::{Rule, broken};
+use skyschedule_common::ids::{GroupName, Membership};
+use skyschedule_common::protocol::messages::{
+    Code, Consistency, Millis, Numbering, Refusal, ServerMessage,
+};
+
+use super::Coordinator;
+use super::timers::Timer;
+use super::track::{GroupTrack, MemberTrack, server_lease};
+use crate::state::{Effect, Event, JoinRefusal, Parting};
+use crate::view::ServerEvent;
+
+/// One second of lease for so many clients.
+const CLIENTS_PER_SECOND: usize = 2_500;
+
+/// What one batch of decisions changed.
+#[derive(Debug, Default)]
+struct Changes {
+    groups: BTreeSet<GroupName>,
+    welcome: BTreeSet<(GroupName, u64)>,
+    tell: BTreeSet<(GroupName, u64)>,
+}
+
+impl Coordinator {
+    /// Carries out what a batch of commands decided.
+    pub(super) fn carry_out(&mut self, commands: usize, effects: Vec<(usize, Effect)>) {
+        let now = env::now();
+        if let Some(proposed) = self.deciding.take() {
+            self.metrics
+                .commit(commands as u64, now.saturating_duration_since(proposed));
+        }
+        let mut changes = Changes::default();
+        for (_, effect) in effects {
+            match effect {
+                Effect::Ready { .. } => self.become_ready(now),
+                Effect::Group { group, event } => {
+                    self.carry_out_event(&group, event, now, &mut changes);
+                    changes.groups.insert(group);
+                }
+            }
+        }
+        // A member is told once, whatever happened to its share within the batch.
+        for (group, number) in &changes.welcome {
+            self.welcome(group, *number);
+        }
+        self.metrics.told(changes.tell.len() as u64);
+        for (group, number) in changes.tell.difference(&changes.welcome) {
+            let attached = self
+                .groups
+                .get(group)
+                .and_then(|track| track.members.get(number)?.attached);
+            if let Some(id) = attached {
+                self.tell(group, *number, id);
+            }
+        }
+        for group in &changes.groups {
+            self.follow_up(group, now);
+        }
+        for (id, membership) in std::mem::take(&mut self.lost) {
+            self.not_a_member(id, membership, skyschedule_common::epoch::Epoch::ZERO);
+        }
+    }
+
+    fn carry_out_event(
+        &mut self,
+        group: &GroupName,
+        event: Event,
+        now: Instant,
+        changes: &mut Changes,
+    ) {
+        match event {
+            Event::Joined {
+                member,
+                client,
+                incarnation,
+            } => {
+                let lease = self.lease_of(group);
+                let track = self.groups.entry(group.clone()).or_default();
+                track.members.insert(member, MemberTrack::new(now, lease));
+                track.unseen.insert(member);
+                self.timers.set(
+                    now + server_lease(lease),
+                    Timer::Lease(group.clone(), member),
+                );
+                self.handle.publish(ServerEvent::Joined {
+                    group: group.to_string(),
+                    client_id: client.to_string(),
+                });
+                tracing::info!(%group, %client, member, "joined");
+                let Some(joining) = self.joining.remove(&(group.clone(), client)) else {
+                    return;
+                };
+                if joining.incarnation != incarnation {
+                    return;
+                }
+                match (joining.ended, self.connections.get_mut(&joining.connection)) {
+                    (None, Some(connection)) => {
+                        connection.membership = Some(Membership::quorum(member));
+                        if let Some(member) = self.member_mut(group, member) {
+                            member.attached = Some(joining.connection);
+                        }
+                        changes.welcome.insert((group.clone(), member));
+                    }
+                    (ended, _) => {
+                        if let Some(end) = ended {
+                            self.connection_ended(group, member, end);
+                        }
+                    }
+                }
+            }
+            Event::JoinRefused {
+                client,
+                incarnation,
+                why,
+            } => {
+                let Some(joining) = self.joining.remove(&(group.clone(), client)) else {
+                    return;
+                };
+                if joining.incarnation == incarnation {
+                    self.send(joining.connection, join_refusal(why));
+                }
+            }
+            Event::Told { member, .. } => {
+                let released = self.consensus.read(|state| {
+                    let member = state
+                        .group(group)
+                        .and_then(|group| group.members().get(&member));
+                    member.is_none_or(|member| member.has_released())
+                });
+                let track = self.groups.entry(group.clone()).or_default();
+                track.unseen.insert(member);
+                track.releases.remove(&member);
+                if let Some(tracked) = track.members.get_mut(&member) {
+                    tracked.asked = if released { None } else { Some(now) };
+                    tracked.overdue = false;
+                }
+                if released {
+                    track.awaiting.remove(&member);
+                } else {
+                    track.awaiting.insert(member);
+                }
+                changes.tell.insert((group.clone(), member));
+            }
+            Event::Parted {
+                member,
+                client,
+                how,
+                vacant,
+            } => self.parted(group, member, &client, how, vacant, now),
+            Event::Overtaken { member, held } => {
+                let client_id = self.client_of(group, member);
+                tracing::warn!(%group, client = client_id, ?held, "a member did not release in time and was overtaken: its unfinished rows may run twice; look for handlers that take longer than drain_timeout_ms");
+                self.metrics.overtaken(group);
+                self.handle.publish(ServerEvent::Overtaken {
+                    group: group.to_string(),
+                    client_id,
+                });
+            }
+            Event::Fenced { member } => {
+                let client = self.client_of(group, member);
+                tracing::warn!(%group, client, "a member did not release within max_drain_ms and is fenced; look for handlers that hang");
+                self.metrics.fenced(group);
+                let attached = self
+                    .member_mut(group, member)
+                    .and_then(|member| member.attached);
+                if let Some(id) = attached {
+                    self.send(
+                        id,
+                        ServerMessage::Fenced {
+                            membership: Membership::quorum(member),
+                        },
+                    );
+                }
+            }
+            Event::Vacated { client } => {
+                tracing::info!(%group, %client, "a client did not come back for its share");
+            }
+            Event::HandoverStarted => {
+                let track = self.groups.entry(group.clone()).or_default();
+                track.handover_began.get_or_insert(now);
+            }
+            Event::HandoverEnded => self.handover_ended(group, now),
+            Event::Configured(settings) => {
+                tracing::info!(%group, ?settings, "configured");
+                self.handle.publish(ServerEvent::Configured {
+                    group: group.to_string(),
+                });
+                self.answer_configure(group, Ok(()));
+            }
+            Event::ConfigureRefused(error) => self.answer_configure(group, Err(error)),
+            Event::LeaseLength(lease) => {
+                tracing::info!(%group, lease_ms = lease.0, "leases have a new length");
+                self.groups.entry(group.clone()).or_default().told_lease = Some(lease);
+            }
+            Event::Recovered => {}
+        }
+    }
+
+    /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.
+    fn become_ready(&mut self, now: Instant) {
+        self.ready = true;
+        self.metrics.leader(true);
+        self.timers.clear();
+        self.groups.clear();
+        let (members, waiting, vacancies) = self.consensus.read(|state| {
+            let mut members = Vec::new();
+            let mut vacancies = Vec::new();
+            let mut waiting = Vec::new();
+            for (name, group) in state.groups() {
+                waiting.push((name.clone(), group.in_handover()));
+                for (number, member) in group.members() {
+                    members.push((name.clone(), *number, group.lease(), member.has_released()));
+                }
+                for (client, vacancy) in group.vacancies() {
+                    vacancies.push((
+                        name.clone(),
+                        client.clone(),
+                        vacancy.member,
+                        group.settings().rejoin_grace,
+                    ));
+                }
+            }
+            (members, waiting, vacancies)
+        });
+        if waiting.is_empty() {
+            self.empty_until =
+                Some(now + server_lease(crate::state::Settings::default().base_lease()));
+        }
+        for (name, number, lease, released) in members {
+            let track = self.groups.entry(name.clone()).or_default();
+            let mut member = MemberTrack::new(now, lease);
+            if broken(Rule::L3) {
+                member.deadline = now;
+            }
+            if !released {
+                member.asked = Some(now);
+                track.awaiting.insert(number);
+            }
+            self.timers.set(member.deadline, Timer::Lease(name, number));
+            track.unseen.insert(number);
+            track.members.insert(number, member);
+        }
+        for (name, client, member, grace) in vacancies {
+            self.timers
+                .set(now + grace.duration(), Timer::Vacate(name, client, member));
+        }
+        for (name, in_handover) in waiting {
+            if in_handover {
+                self.groups.entry(name.clone()).or_default().handover_began = Some(now);
+            }
+            self.follow_up(&name, now);
+        }
+        let mode = self.serving();
+        let ids: Vec<_> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.send(id, ServerMessage::Serving { mode, hint: None });
+        }
+        self.handle.publish(ServerEvent::Leader {
+            replica_id: self.identity.replica_id,
+        });
+        tracing::info!(
+            replica = self.identity.replica_id,
+            "leads, and serves clients"
+        );
+    }
+
+    fn parted(
+        &mut self,
+        group: &GroupName,
+        number: u64,
+        client: &skyschedule_common::ids::ClientId,
+        how: Parting,
+        vacant: bool,
+        now: Instant,
+    ) {
+        let membership = Membership::quorum(number);
+        let track = self.groups.entry(group.clone()).or_default();
+        track.awaiting.remove(&number);
+        track.unseen.remove(&number);
+        track.releases.remove(&number);
+        let attached = track
+            .members
+            .remove(&number)
+            .and_then(|member| member.attached);
+        if how == Parting::Dead {
+            track.deaths.count(client, now);
+        }
+        if vacant {
+            let grace = self.consensus.read(|state| {
+                state
+                    .group(group)
+                    .map_or(Millis(0), |group| group.settings().rejoin_grace)
+            });
+            self.timers.set(
+                now + grace.duration(),
+                Timer::Vacate(group.clone(), client.clone(), number),
+            );
+        }
+        // Standby connections learn of it when they are used.
+        if let Some(id) = attached {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.membership = None;
+            }
+            if how == Parting::Dead {
+                self.send(id, ServerMessage::Gone { membership });
+            }
+        }
+        let (group_text, client_id) = (group.to_string(), client.to_string());
+        tracing::info!(%group, %client, member = number, ?how, vacant, "parted");
+        self.handle.publish(match how {
+            Parting::Dead => ServerEvent::Expired {
+                group: group_text,
+                client_id,
+                why: "died".to_owned(),
+            },
+            Parting::Left => ServerEvent::Left {
+                group: group_text,
+                client_id,
+            },
+        });
+    }
+
+    fn handover_ended(&mut self, group: &GroupName, now: Instant) {
+        let shown = self.consensus.read(|state| {
+            let group = state.group(group)?;
+            let total = group
+                .members()
+                .values()
+                .next()
+                .map_or(0, |member| member.told.total());
+            Some((total, group.epoch(), group.settings().settle))
+        });
+        let Some((total, epoch, settle)) = shown else {
+            return;
+        };
+        let track = self.groups.entry(group.clone()).or_default();
+        let took = track
+            .handover_began
+            .take()
+            .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
+        track.last_took = took;
+        track.not_before = Some(now + settle.duration().max(took));
+        tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
+        self.metrics.handover(group, took);
+        self.handle.publish(ServerEvent::Renumbered {
+            group: group.to_string(),
+            total,
+            epoch: epoch.to_string(),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        });
+    }
+
+    /// What a changed group needs next.
+    fn follow_up(&mut self, group: &GroupName, now: Instant) {
+        let all_members = self.consensus.read(|state| state.member_count());
+        let shown = self.consensus.read(|state| {
+            let group = state.group(group)?;
+            let settings = group.settings();
+            let patience = match settings.consistency {
+                Consistency::Available => settings.drain_timeout,
+                Consistency::Exclusive => settings.max_drain,
+            };
+            let wants_start = group.wants_handover()
+                && (!group.in_handover() || settings.numbering != Numbering::Modulo);
+            let lease = match settings.lease {
+                Some(lease) => lease,
+                None => stretched(settings.base_lease(), all_members),
+            };
+            Some((
+                patience,
+                wants_start,
+                group.lease(),
+                lease,
+                group.members().len(),
+            ))
+        });
+        let groups = self.consensus.read(|state| state.groups().len());
+        let Some((patience, wants_start, in_force, wanted, members)) = shown else {
+            return;
+        };
+        self.metrics.members(group, members);
+        let _ = groups;
+        let track: &mut GroupTrack = self.groups.entry(group.clone()).or_default();
+        if !track.awaiting.is_empty() {
+            self.timers
+                .set(now + patience.duration(), Timer::Drain(group.clone()));
+        }
+        if wants_start {
+            let at = track.not_before.unwrap_or(now).max(now);
+            self.timers.set(at, Timer::Start(group.clone()));
+        }
+        if wanted > in_force {
+            self.batch.group(group).lease = Some(wanted);
+        } else if wanted < in_force && track.told_lease != Some(wanted) {
+            // Rule L3: members are told the shorter lease now; it is in force when the longer ones are over.
+            track.told_lease = Some(wanted);
+            self.timers
+                .set(now + server_lease(in_force), Timer::Shorten(group.clone()));
+        }
+        self.act_on_releases(group, false);
+    }
+
+    pub(super) fn fire_timers(&mut self) {
+        let now = env::now();
+        while let Some(timer) = self.timers.due(now) {
+            match timer {
+                Timer::Lease(group, number) => self.check_lease(&group, number),
+                Timer::ResetGrace(group, number, ended) => self.check_reset(&group, number, ended),
+                Timer::Drain(group) => self.check_drains(&group),
+                Timer::Gather(group) => self.act_on_releases(&group, true),
+                Timer::Start(group) => self.check_start(&group),
+                Timer::Vacate(group, client, member) => {
+                    let vacant = self.consensus.read(|state| {
+                        let vacancy = state
+                            .group(&group)
+                            .and_then(|group| group.vacancies().get(&client));
+                        vacancy.is_some_and(|vacancy| vacancy.member == member)
+                    });
+                    if vacant {
+                        self.batch.group(&group).vacate.push(client);
+                    }
+                }
+                Timer::Shorten(group) => {
+                    let told = self.groups.get(&group).and_then(|track| track.told_lease);
+                    let in_force = self.lease_of(&group);
+                    if let Some(told) = told.filter(|told| *told < in_force) {
+                        self.batch.group(&group).lease = Some(told);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn lease_of(&self, group: &GroupName) -> Millis {
+        self.consensus
+            .read(|state| state.group(group).map_or(Millis(0), |group| group.lease()))
+    }
+
+    fn member_mut(&mut self, group: &GroupName, number: u64) -> Option<&mut MemberTrack> {
+        self.groups.get_mut(group)?.members.get_mut(&number)
+    }
+
+    fn client_of(&self, group: &GroupName, number: u64) -> String {
+        self.consensus.read(|state| {
+            let member = state
+                .group(group)
+                .and_then(|group| group.members().get(&number));
+            member.map_or_else(String::new, |member| member.client.to_string())
+        })
+    }
+}
+
+/// Leases grow with the number of clients, so that heartbeats do not.
+fn stretched(base: Millis, clients: usize) -> Millis {
+    let seconds = u32::try_from(clients / CLIENTS_PER_SECOND).unwrap_or(u32::MAX);
+    base.max(Millis(seconds.saturating_mul(1_000)))
+}
+
+fn join_refusal(why: JoinRefusal) -> ServerMessage {
+    let text = why.to_string();
+    match why {
+        JoinRefusal::IdInUse => ServerMessage::Wait(Refusal::new(
+            Code::ID_IN_USE,
+            &text,
+            Some(Duration::from_millis(100)),
+        )),
+        JoinRefusal::TotalTooLarge => ServerMessage::Wait(Refusal::new(
+            Code::LIMIT,
+            &text,
+            Some(Duration::from_secs(5)),
+        )),
+        JoinRefusal::TooManyGroups => {
+            ServerMessage::Refused(Refusal::new(Code::LIMIT, &text, None))
+        }
+        JoinRefusal::Consistency { .. } => {
+            ServerMessage::Refused(Refusal::new(Code::CONSISTENCY, &text, None))
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Releases are gathered into one command; barriers keep their distance.
+
+use std::time::Duration;
+
+use skyschedule_common::env;
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::ids::{GroupName, Membership};
+use skyschedule_common::protocol::messages::{Consistency, Numbering};
+use skyschedule_common::share::Share;
+
+use super::Coordinator;
+use super::timers::Timer;
+
+/// How long the releases of a slot group are gathered before they are acted on.
+const GATHER: Duration = Duration::from_millis(5);
+
+impl Coordinator {
+    /// A member has released all of what it must give up, except `keeping`.
+    pub(super) fn released(
+        &mut self,
+        group: &GroupName,
+        membership: Membership,
+        epoch: Epoch,
+        keeping: Share,
+    ) {
+        let number = membership.number;
+        let Some(track) = self.groups.get_mut(group) else {
+            return;
+        };
+        if membership.replica != 0 || !track.awaiting.contains(&number) {
+            return;
+        }
+        track.releases.insert(number, (epoch, keeping));
+        if track.gathering_since.is_none() {
+            let now = env::now();
+            track.gathering_since = Some(now);
+            self.timers.set(now + GATHER, Timer::Gather(group.clone()));
+        }
+        self.act_on_releases(group, false);
+    }
+
+    /// Proposes the gathered releases: in a modulo group nothing can be granted before the last, in a
+    /// slot group something can after each, so that there they wait only a little.
+    pub(super) fn act_on_releases(&mut self, group: &GroupName, gathered: bool) {
+        let slots = self.consensus.read(|state| {
+            state
+                .group(group)
+                .is_some_and(|group| group.settings().numbering != Numbering::Modulo)
+        });
+        let Some(track) = self.groups.get_mut(group) else {
+            return;
+        };
+        let done = |number: &u64| {
+            track
+                .releases
+                .get(number)
+                .is_some_and(|(_, keeping)| keeping.is_empty())
+        };
+        let complete = track.awaiting.iter().all(done);
+        if track.releases.is_empty() || !(complete || (slots && gathered)) {
+            return;
+        }
+        self.propose_releases(group);
+    }
+
+    fn propose_releases(&mut self, group: &GroupName) {
+        let Some(track) = self.groups.get_mut(group) else {
+            return;
+        };
+        track.gathering_since = None;
+        let batch = self.batch.group(group);
+        for (number, (epoch, keeping)) in std::mem::take(&mut track.releases) {
+            if keeping.is_empty() {
+                track.awaiting.remove(&number);
+                if let Some(member) = track.members.get_mut(&number) {
+                    member.asked = None;
+                }
+            }
+            batch.release.push((number, epoch, keeping));
+        }
+    }
+
+    /// Members may have taken too long: in an available group the others go on without them, in an
+    /// exclusive group they are fenced.
+    pub(super) fn check_drains(&mut self, group: &GroupName) {
+        let terms = self.consensus.read(|state| {
+            let settings = state.group(group)?.settings();
+            Some((
+                settings.consistency,
+                settings.drain_timeout,
+                settings.max_drain,
+            ))
+        });
+        let Some((consistency, drain_timeout, max_drain)) = terms else {
+            return;
+        };
+        let patience = match consistency {
+            Consistency::Available => drain_timeout.duration(),
+            Consistency::Exclusive => max_drain.duration(),
+        };
+        let now = env::now();
+        let Some(track) = self.groups.get_mut(group) else {
+            return;
+        };
+        let mut late = Vec::new();
+        let mut next = None;
+        for number in &track.awaiting {
+            let Some(member) = track.members.get_mut(number) else {
+                continue;
+            };
+            let Some(asked) = member
+                .asked
+                .filter(|_| !member.condemned && !member.overdue)
+            else {
+                continue;
+            };
+            if track
+                .releases
+                .get(number)
+                .is_some_and(|(_, keeping)| keeping.is_empty())
+            {
+                continue;
+            }
+            let due = asked + patience;
+            if due <= now {
+                member.overdue = true;
+                late.push(*number);
+            } else {
+                next = Some(next.map_or(due, |next: env::Instant| next.min(due)));
+            }
+        }
+        if let Some(next) = next {
+            self.timers.set(next, Timer::Drain(group.clone()));
+        }
+        if late.is_empty() {
+            return;
+        }
+        match consistency {
+            Consistency::Available => {
+                let epochs: Vec<(u64, Epoch)> = self.consensus.read(|state| {
+                    let members = state.group(group).map(|group| group.members());
+                    let epoch = |number: &u64| Some((*number, members?.get(number)?.epoch));
+                    late.iter().filter_map(epoch).collect()
+                });
+                for number in &late {
+                    track.awaiting.remove(number);
+                    track.releases.remove(number);
+                }
+                self.batch.group(group).overtake.extend(epochs);
+                self.propose_releases(group);
+            }
+            Consistency::Exclusive => self.batch.group(group).fence.extend(late),
+        }
+    }
+
+    /// The next handover may begin.
+    pub(super) fn check_start(&mut self, group: &GroupName) {
+        let wanted = self.consensus.read(|state| {
+            state
+                .group(group)
+                .is_some_and(|group| group.wants_handover())
+        });
+        let may_start = self
+            .groups
+            .get(group)
+            .is_some_and(|track| track.may_start(env::now()));
+        if wanted && may_start {
+            self.batch.group(group).start = true;
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What is shown and set through the admin interface.
+
+use skyschedule_common::env::{self, Instant};
+use skyschedule_common::ids::{GroupName, Membership};
+use skyschedule_common::share::Share;
+
+use super::Coordinator;
+use super::handle::Request;
+use crate::state::{Group, Member, SettingsError, Update};
+use crate::view::{ClusterView, GroupView, MemberState, MemberView, ReplicaView};
+
+impl Coordinator {
+    /// Whoever asked may have gone: answers are sent without looking back.
+    pub(super) fn answer(&mut self, request: Request) {
+        match request {
+            Request::Cluster(answer) => {
+                let _ = answer.send(self.cluster_view());
+            }
+            Request::Groups(answer) => {
+                let names: Vec<GroupName> = self
+                    .consensus
+                    .read(|state| state.groups().keys().cloned().collect());
+                let _ = answer.send(
+                    names
+                        .iter()
+                        .filter_map(|name| self.group_view(name))
+                        .collect(),
+                );
+            }
+            Request::Group(name, answer) => {
+                let _ = answer.send(self.group_view(&name));
+            }
+            Request::Configure(name, settings, answer) => {
+                if let Err(error) = settings.validate() {
+                    Self::refuse_configure(answer, error);
+                    return;
+                }
+                self.batch.group(&name).configure.push(*settings);
+                self.configuring.push((name, answer));
+            }
+            Request::Drain(group, client, answer) => {
+                let number = self
+                    .consensus
+                    .read(|state| Some(state.group(&group)?.member_of(&client)?.0));
+                if let Some(member) = number {
+                    self.batch.group(&group).update.push(Update {
+                        member,
+                        weight: None,
+                        drain: Some(true),
+                    });
+                }
+                let _ = answer.send(number.is_some());
+            }
+        }
+    }
+
+    /// Answers the oldest request for settings of this group.
+    pub(super) fn answer_configure(
+        &mut self,
+        group: &GroupName,
+        outcome: Result<(), SettingsError>,
+    ) {
+        let Some(at) = self.configuring.iter().position(|(name, _)| name == group) else {
+            return;
+        };
+        let (name, answer) = self.configuring.remove(at);
+        match outcome {
+            Ok(()) => {
+                if let Some(view) = self.group_view(&name) {
+                    let _ = answer.send(Ok(view));
+                }
+            }
+            Err(error) => Self::refuse_configure(answer, error),
+        }
+    }
+
+    fn cluster_view(&self) -> ClusterView {
+        let id = self.identity.replica_id;
+        let address = self.identity.address.clone();
+        ClusterView {
+            replica_id: id,
+            leader: self.ready.then_some(id),
+            term: self.consensus.term(),
+            replicas: vec![ReplicaView {
+                id,
+                address,
+                voter: true,
+                reachable: true,
+            }],
+        }
+    }
+
+    fn group_view(&self, name: &GroupName) -> Option<GroupView> {
+        let now = env::now();
+        self.consensus.read(|state| {
+            let group = state.group(name)?;
+            let members: Vec<MemberView> = group
+                .members()
+                .iter()
+                .map(|(number, member)| self.member_view(name, *number, member, now))
+                .collect();
+            Some(GroupView {
+                name: name.to_string(),
+                numbering: group.settings().numbering,
+                total: total(group),
+                epoch: group.epoch(),
+                consistency: group.settings().consistency,
+                degraded: false,
+                settings: group.settings().clone(),
+                lease_ms: group.lease().0,
+                in_handover: group.in_handover(),
+                members,
+            })
+        })
+    }
+
+    fn member_view(
+        &self,
+        group: &GroupName,
+        number: u64,
+        member: &Member,
+        now: Instant,
+    ) -> MemberView {
+        let track = self
+            .groups
+            .get(group)
+            .and_then(|track| track.members.get(&number));
+        let connection = track
+            .and_then(|track| track.attached)
+            .and_then(|id| self.connections.get(&id));
+        let connection = connection
+            .filter(|connection| connection.membership == Some(Membership::quorum(number)));
+        let age = |since: Instant| {
+            u64::try_from(now.saturating_duration_since(since).as_millis()).unwrap_or(u64::MAX)
+        };
+        MemberView {
+            client_id: member.client.to_string(),
+            held: member.held.clone(),
+            target: (member.target != member.held).then(|| member.target.clone()),
+            weight: member.weight,
+            state: match connection {
+                _ if member.draining => MemberState::Draining,
+                Some(_) => MemberState::Active,
+                None => MemberState::Away,
+            },
+            address: connection.map(|connection| connection.peer.to_string()),
+            heartbeat_age_ms: track.and_then(|track| track.last_heartbeat).map(age),
+            pending_since_ms: track.and_then(|track| track.asked).map(age),
+        }
+    }
+}
+
+fn total(group: &Group) -> u32 {
+    let targets = group
+        .members()
+        .values()
+        .map(|member: &Member| &member.target);
+    targets.map(Share::total).max().unwrap_or(0)
+}

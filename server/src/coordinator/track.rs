@@ -1,0 +1,87 @@
+//! What the leader keeps in memory of a group: nothing that a new leader could not do without.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use skyschedule_common::env::Instant;
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::protocol::messages::Millis;
+use skyschedule_common::share::Share;
+
+use super::flapping::Deaths;
+use crate::session::ConnectionId;
+
+/// How far the rates of two clocks may be apart, in thousandths.
+const DRIFT_PERMILLE: u32 = 1;
+/// Granularity of timers.
+const GRANULARITY: Duration = Duration::from_millis(10);
+
+/// How long the server waits before a lease that it gave is certainly over: the client counts from
+/// before, by a clock that may be slower.
+pub(super) fn server_lease(lease: Millis) -> Duration {
+    lease.duration() * (1_000 + DRIFT_PERMILLE) / (1_000 - DRIFT_PERMILLE) + GRANULARITY
+}
+
+/// A group, as its leader follows it.
+#[derive(Debug, Default)]
+pub(super) struct GroupTrack {
+    pub(super) members: BTreeMap<u64, MemberTrack>,
+    /// Members that were asked for a release that is not applied yet.
+    pub(super) awaiting: BTreeSet<u64>,
+    /// Members of which no heartbeat has carried the told epoch yet.
+    pub(super) unseen: BTreeSet<u64>,
+    /// Releases that wait for those of the others.
+    pub(super) releases: BTreeMap<u64, (Epoch, Share)>,
+    /// When the first of them came.
+    pub(super) gathering_since: Option<Instant>,
+    pub(super) handover_began: Option<Instant>,
+    /// How long the last handover took.
+    pub(super) last_took: Duration,
+    /// The next barrier does not begin before.
+    pub(super) not_before: Option<Instant>,
+    pub(super) deaths: Deaths,
+    /// Length of leases that members are told; never above the one in force.
+    pub(super) told_lease: Option<Millis>,
+}
+
+/// A member, as its leader follows it.
+#[derive(Debug)]
+pub(super) struct MemberTrack {
+    /// It is dead after this, unless a heartbeat comes.
+    pub(super) deadline: Instant,
+    /// Newest epoch seen in a heartbeat.
+    pub(super) seen: Option<Epoch>,
+    /// Its end is proposed: it is never renewed again.
+    pub(super) condemned: bool,
+    /// The connection over which it is served.
+    pub(super) attached: Option<ConnectionId>,
+    /// When a login or a heartbeat of it was read last.
+    pub(super) heard: Instant,
+    pub(super) last_heartbeat: Option<Instant>,
+    /// Since when a release is awaited.
+    pub(super) asked: Option<Instant>,
+    /// Told that it took too long, so that it is told and counted once.
+    pub(super) overdue: bool,
+}
+
+impl MemberTrack {
+    pub(super) fn new(now: Instant, lease: Millis) -> Self {
+        Self {
+            deadline: now + server_lease(lease),
+            seen: None,
+            condemned: false,
+            attached: None,
+            heard: now,
+            last_heartbeat: None,
+            asked: None,
+            overdue: false,
+        }
+    }
+}
+
+impl GroupTrack {
+    /// Whether pacing allows a handover to begin.
+    pub(super) fn may_start(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|at| now >= at)
+    }
+}

@@ -1,0 +1,166 @@
+//! Who may connect: accepts connections, within limits.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::SinkExt as _;
+use skyschedule_common::env;
+use skyschedule_common::env::net::{Stream, TcpListener};
+use skyschedule_common::protocol::codec::FrameCodec;
+use skyschedule_common::protocol::messages::{Code, Refusal, ServerMessage};
+use tokio::sync::{mpsc, watch};
+
+use super::throttle::Throttle;
+use super::{ConnectionId, Frames, SessionEvent, Users, connection};
+use crate::metrics::Metrics;
+
+/// Pause after a failed accept, which is usually a shortage of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Connections that the system keeps ready to be accepted.
+pub(crate) const BACKLOG: u32 = 4_096;
+
+/// Bounds on connections.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// Open connections.
+    pub(crate) connections: usize,
+    /// Open connections of one address.
+    pub(crate) per_address: usize,
+    /// From accept to login.
+    pub(crate) login_deadline: Duration,
+}
+
+/// What all sessions of a server share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) limits: Limits,
+    pub(super) users: Users,
+    pub(super) throttle: Throttle,
+    pub(super) events: mpsc::Sender<SessionEvent>,
+    pub(super) metrics: Metrics,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    total: usize,
+    by_address: BTreeMap<IpAddr, usize>,
+}
+
+/// Counts a connection while it lives.
+struct Slot {
+    shared: Arc<Shared>,
+    address: IpAddr,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut open = self
+            .shared
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        open.total = open.total.saturating_sub(1);
+        if let Some(count) = open.by_address.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                open.by_address.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// Accepts connections and starts a session for each.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: TcpListener,
+    shared: Arc<Shared>,
+}
+
+impl Listener {
+    pub(crate) fn new(
+        socket: TcpListener,
+        limits: Limits,
+        users: Users,
+        events: mpsc::Sender<SessionEvent>,
+        metrics: Metrics,
+    ) -> Self {
+        let shared = Shared {
+            limits,
+            users,
+            throttle: Throttle::default(),
+            events,
+            metrics,
+            open: Mutex::default(),
+        };
+        Self {
+            socket,
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Runs until `stop` changes.
+    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut next = 0;
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                accepted = self.socket.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    next += 1;
+                    self.start(stream, peer, ConnectionId(next));
+                }
+                Err(error) => {
+                    tracing::error!(%error, "cannot accept connections; raise the limit of open descriptors (ulimit -n) if it is exhausted");
+                    env::sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn start(&self, stream: Stream, peer: SocketAddr, id: ConnectionId) {
+        let shared = self.shared.clone();
+        let Some(slot) = self.take_slot(peer.ip()) else {
+            shared.metrics.connection_refused("too_many");
+            tracing::warn!(%peer, "too many connections; raise max_connections or max_connections_per_address if they are honest");
+            env::spawn(async move {
+                let mut frames = Frames::with_capacity(stream, FrameCodec::new(), 64);
+                let text = "this server has as many connections as it may; try another, or later";
+                let refusal = Refusal::new(Code::TOO_MANY, text, Some(Duration::from_secs(1)));
+                // It is closed either way.
+                let _ =
+                    env::timeout(ACCEPT_RETRY, frames.send(ServerMessage::Refused(refusal))).await;
+            });
+            return;
+        };
+        let open = shared.metrics.connection();
+        env::spawn(async move {
+            let _counted = (slot, open);
+            connection::serve(stream, id, shared).await;
+        });
+    }
+
+    fn take_slot(&self, address: IpAddr) -> Option<Slot> {
+        let mut open = self
+            .shared
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let same = open.by_address.get(&address).copied().unwrap_or(0);
+        if open.total >= self.shared.limits.connections || same >= self.shared.limits.per_address {
+            return None;
+        }
+        open.total += 1;
+        open.by_address.insert(address, same + 1);
+        Some(Slot {
+            shared: self.shared.clone(),
+            address,
+        })
+    }
+}
