@@ -1,0 +1,118 @@
+//! What can go wrong, and what to do about it.
+
+use std::io;
+
+/// The memory of this replica cannot be opened, or cannot be written any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConsensusError {
+    /// Another process has it.
+    #[error(
+        "another process uses the data folder {place}: stop it, or give this replica a folder of its own (--data-dir)"
+    )]
+    Locked {
+        /// The data folder.
+        place: String,
+    },
+    /// The folder or a file in it cannot be opened or made.
+    #[error(
+        "the data folder {place} cannot be used ({source}): check that it can be made and written by this user, and that the disk works"
+    )]
+    Inaccessible {
+        /// The data folder.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error(
+        "{place} holds something else than a store of SkySchedule ({reason}): give this replica a folder of its own (--data-dir)"
+    )]
+    Foreign {
+        /// The data folder.
+        place: String,
+        /// What was found.
+        reason: String,
+    },
+    /// It was written by a later version.
+    #[error(
+        "the store in {place} has format {found}, and this version reads up to {known}: use a version of skyschedule that is at least as new as the one that wrote it"
+    )]
+    Newer {
+        /// The data folder.
+        place: String,
+        /// Format found.
+        found: u64,
+        /// Newest format that this version reads.
+        known: u64,
+    },
+    /// It is not what was written.
+    #[error(
+        "the store in {place} is damaged ({reason}): restore the folder from a backup, or move it away to begin with an empty one; \
+         clients that know of later decisions then make the server go on above them"
+    )]
+    Damaged {
+        /// The data folder.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Decisions that were durable are missing at its end.
+    #[error(
+        "the store in {place} ends with entry {last}, and entry {durable} was durable: it was damaged, or replaced by an older copy. \
+         Restore the whole folder, or delete its file {mark} to go on with what is there; \
+         clients that know of later decisions then make the server go on above them"
+    )]
+    Shortened {
+        /// The data folder.
+        place: String,
+        /// Last entry found.
+        last: u64,
+        /// Last entry that was durable.
+        durable: u64,
+        /// Name of the file that knows.
+        mark: &'static str,
+    },
+    /// A write failed: nothing that it held was answered, and nothing more will be.
+    #[error(
+        "the store in {place} cannot be written ({reason}): make room on the disk or repair it, then start the server again; nothing that was answered is lost"
+    )]
+    Write {
+        /// The data folder.
+        place: String,
+        /// Why.
+        reason: String,
+    },
+    /// The program has a fault.
+    #[error(
+        "the task that keeps the store in {place} has failed ({reason}): start the server again and please report it; nothing that was answered is lost"
+    )]
+    Panicked {
+        /// The data folder.
+        place: String,
+        /// What is known.
+        reason: String,
+    },
+}
+
+/// Commands cannot be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProposeError {
+    /// Too many wait to be written.
+    #[error("too many decisions wait for the disk; try again in a moment")]
+    Busy,
+    /// One of them is too large.
+    #[error("a decision of more than {limit} bytes cannot be kept; split it")]
+    TooLarge {
+        /// Bytes allowed in a batch.
+        limit: usize,
+    },
+    /// This replica has stopped.
+    #[error("this replica has stopped")]
+    Stopped,
+}
+
+/// This replica does not lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this replica does not lead; turn to the leader")]
+pub struct NotLeader;
