@@ -1,0 +1,122 @@
+//! The server's admin interface, as scripts use it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use skyschedule_common::env;
+
+/// Where to ask.
+#[derive(Debug, Clone, Copy)]
+pub struct Admin(SocketAddr);
+
+impl Admin {
+    /// The interface at this address.
+    pub fn new(address: SocketAddr) -> Self {
+        Self(address)
+    }
+
+    /// Whether the server can number clients.
+    pub async fn is_ready(&self) -> bool {
+        self.call("GET", "/readyz", None)
+            .await
+            .is_ok_and(|(status, _)| status == 200)
+    }
+
+    /// A group as the server shows it; `None` while it does not exist.
+    pub async fn group(&self, name: &str) -> Option<Value> {
+        let (status, body) = self
+            .answer("GET", &format!("/api/v1/groups/{name}"), None)
+            .await;
+        match status {
+            200 => Some(serde_json::from_str(&body).expect("a group is JSON")),
+            404 => None,
+            _ => panic!("{status} for group {name}: {body}"),
+        }
+    }
+
+    /// The members of a group, by their client ids.
+    pub async fn members(&self, group: &str) -> Vec<String> {
+        let group = self.group(group).await.unwrap_or_default();
+        let members = group["members"].as_array().cloned().unwrap_or_default();
+        members
+            .iter()
+            .map(|member| {
+                member["client_id"]
+                    .as_str()
+                    .expect("a client id is text")
+                    .to_owned()
+            })
+            .collect()
+    }
+
+    /// Gives a group these settings, which must be possible.
+    pub async fn configure(&self, group: &str, settings: &Value) {
+        let path = format!("/api/v1/groups/{group}");
+        let (status, body) = self.answer("PUT", &path, Some(settings.to_string())).await;
+        assert_eq!(status, 200, "settings {settings} are refused: {body}");
+    }
+
+    /// Leases of two seconds, the shortest there are.
+    pub async fn short_leases(&self, group: &str) {
+        self.configure(
+            group,
+            &serde_json::json!({ "lease_ms": 2_000, "drain_timeout_ms": 1_000 }),
+        )
+        .await;
+    }
+
+    /// The value of a metric without labels, or the sum over its labels; 0 if there is none yet.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let (status, body) = self.answer("GET", "/metrics", None).await;
+        assert_eq!(status, 200, "{body}");
+        body.lines()
+            .filter(|line| {
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
+            })
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+            .sum()
+    }
+
+    async fn answer(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: Option<String>,
+    ) -> (u16, String) {
+        self.call(method, path, body)
+            .await
+            .unwrap_or_else(|error| panic!("no answer to {method} {path}: {error}"))
+    }
+
+    async fn call(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: Option<String>,
+    ) -> Result<(u16, String), ureq::Error> {
+        let url = format!("http://{}{path}", self.0);
+        let ask = move || {
+            let agent: ureq::Agent = ureq::Agent::config_builder()
+                .timeout_global(Some(Duration::from_secs(10)))
+                .http_status_as_error(false)
+                .proxy(None)
+                .build()
+                .into();
+            let mut response = match body {
+                Some(body) => agent
+                    .put(&url)
+                    .content_type("application/json")
+                    .send(body)?,
+                None if method == "GET" => agent.get(&url).call()?,
+                None => agent.post(&url).send_empty()?,
+            };
+            Ok((
+                response.status().as_u16(),
+                response.body_mut().read_to_string()?,
+            ))
+        };
+        env::blocking(ask).await.expect("asking does not panic")
+    }
+}

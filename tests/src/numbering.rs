@@ -1,0 +1,84 @@
+//! Whether members divide the rows among themselves.
+
+use std::time::Duration;
+
+use skyschedule_common::env;
+use skyschedule_common::share::{Numbers, Share};
+
+use crate::member::{Event, Member, PATIENCE, Rows};
+
+/// Whether the shares have one total, are disjoint and cover every row.
+pub fn is_whole(shares: &[Share]) -> bool {
+    let Some(total) = shares.first().map(Share::total) else {
+        return false;
+    };
+    let mut seen = Numbers::EMPTY;
+    for share in shares {
+        if share.total() != total || share.numbers().meets(&seen) {
+            return false;
+        }
+        seen = seen.union(share.numbers());
+    }
+    seen == Numbers::below(total)
+}
+
+/// A numbering that all members have taken.
+#[derive(Debug, Clone)]
+pub struct Numbering {
+    /// The rows of each member, in the order in which they were asked.
+    pub rows: Vec<Rows>,
+    /// When the last of them had taken its share under a lease.
+    pub at: u64,
+}
+
+impl Numbering {
+    /// The total.
+    pub fn total(&self) -> u32 {
+        self.rows[0].shares[0].0
+    }
+
+    /// How long after `start` it was complete.
+    pub fn after(&self, start: u64) -> Duration {
+        Duration::from_nanos(self.at.saturating_sub(start))
+    }
+}
+
+/// Waits until these members, and no others, divide all rows among themselves, each under a lease, and know
+/// that the numbering has settled.
+pub async fn settled(members: &[&Member]) -> Numbering {
+    let deadline = env::now() + PATIENCE;
+    loop {
+        let rows: Vec<Rows> = members.iter().map(|member| member.rows()).collect();
+        let shares: Option<Vec<Share>> = rows
+            .iter()
+            .map(|rows| rows.share().filter(|_| rows.is_leased() && rows.settled))
+            .collect();
+        if shares.is_some_and(|shares| is_whole(&shares)) {
+            let at = members
+                .iter()
+                .zip(&rows)
+                .map(|(member, rows)| since(member, rows))
+                .max();
+            return Numbering {
+                rows,
+                at: at.expect("there is a member"),
+            };
+        }
+        if env::now() > deadline {
+            let all: Vec<String> = members.iter().map(ToString::to_string).collect();
+            panic!("no numbering within {PATIENCE:?}:\n{}", all.join("\n"));
+        }
+        env::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// When the member first showed the rows that it shows now, under a lease.
+fn since(member: &Member, now: &Rows) -> u64 {
+    let same =
+        |rows: &Rows| rows.epoch == now.epoch && rows.shares == now.shares && rows.is_leased();
+    let first = member.events().into_iter().find_map(|event| match event {
+        Event::Share(rows) if same(&rows) => Some(rows.at),
+        _ => None,
+    });
+    first.unwrap_or(now.at)
+}

@@ -1,0 +1,167 @@
+//! A server process.
+
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use skyschedule_common::env;
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::admin::Admin;
+use crate::process::{Log, Process, binary, own_address};
+
+/// The user whom servers of tests know.
+pub const USER: &str = "moon";
+
+/// That user's password.
+pub const PASSWORD: &str = "walker";
+
+/// How long a server may take to start or to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A `skyschedule serve` with a folder and an address of its own, which it keeps over restarts.
+#[derive(Debug)]
+pub struct Server {
+    process: Option<Process>,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    folder: TempDir,
+    user: Option<&'static str>,
+    log: Log,
+}
+
+impl Server {
+    /// A server that knows [`USER`], and is ready.
+    pub async fn start() -> Self {
+        let mut server = Self::prepared();
+        server.restart().await;
+        server
+    }
+
+    /// A server that asks nobody for a password, and is ready.
+    pub async fn start_open() -> Self {
+        let mut server = Self::prepared();
+        server.user = None;
+        server.restart().await;
+        server
+    }
+
+    /// A server that has an address but does not run yet.
+    pub fn prepared() -> Self {
+        let address = own_address();
+        Self {
+            process: None,
+            listen: (address, 9991).into(),
+            admin: (address, 9980).into(),
+            folder: TempDir::new().expect("a temporary folder can be made"),
+            user: Some(USER),
+            log: Log::default(),
+        }
+    }
+
+    /// Starts the server where it was, with what it remembers, and waits until it is ready.
+    pub async fn restart(&mut self) {
+        self.launch();
+        let deadline = env::now() + PATIENCE;
+        while !self.admin().is_ready().await {
+            let status = self
+                .process()
+                .child()
+                .try_wait()
+                .expect("a child can be asked");
+            assert!(
+                status.is_none(),
+                "the server ended ({status:?}); its log:\n{}",
+                self.log
+            );
+            assert!(
+                env::now() < deadline,
+                "the server is not ready; its log:\n{}",
+                self.log
+            );
+            env::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Starts the server and does not wait.
+    pub fn launch(&mut self) {
+        let mut command = Command::new(binary("skyschedule"));
+        command
+            .arg("serve")
+            .args(["--listen", &self.listen.to_string()])
+            .args(["--admin", &self.admin.to_string()])
+            .arg("--data-dir")
+            .arg(self.folder.path())
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        if let Some(user) = self.user {
+            command.args(["--user", user]).env("SKY_PASSWORD", PASSWORD);
+        }
+        assert!(self.process.is_none(), "the server runs already");
+        self.process = Some(Process::start(command, self.log.clone()));
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Its admin interface.
+    pub fn admin(&self) -> Admin {
+        Admin::new(self.admin)
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process
+            .as_ref()
+            .expect("the server runs")
+            .signal(signal);
+    }
+
+    /// Kills it at once, as `kill -9` does.
+    pub async fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.ended().await;
+    }
+
+    /// Asks it to stop (SIGTERM), and waits until it has.
+    pub async fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    /// Waits until it has ended.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let status = self.process().ended(PATIENCE).await;
+        self.process = None;
+        status
+    }
+
+    /// The memory that it uses at present, in bytes.
+    pub fn memory(&self) -> u64 {
+        let pid = self.process.as_ref().expect("the server runs").pid();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()))
+            .expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.expect("Linux tells the memory of a process") * 1_024
+    }
+
+    /// Whether a line of its log contains `text`.
+    pub fn logged(&self, text: &str) -> bool {
+        self.log.contains(text)
+    }
+
+    /// All that it logged.
+    pub fn log(&self) -> String {
+        self.log.to_string()
+    }
+
+    fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("the server runs")
+    }
+}
