@@ -325,10 +325,14 @@ impl Core {
             session.announced = now;
             session.attach_at = now;
             session.attach_backoff = FIRST_DELAY;
-            debug!(server = server.address, ?mode, "server says how it serves");
+            debug!(server = from, ?mode, "server says how it serves");
         }
         match &mut self.attachment {
-            Some(attachment) if changed && attachment.server == from => self.detached(),
+            Some(attachment) if changed && attachment.server == from => {
+                // What it was asked as the serving one needs no answer any more.
+                session.unanswered.clear();
+                self.detached();
+            }
             // Two leaders: the present one answers at once, or is deposed.
             Some(attachment) if changed && mode == Serving::Quorum && attachment.welcomed => {
                 attachment.heartbeat_at = now;
