@@ -16,6 +16,7 @@
 //!
 //! Start one with [`Server::start`]; the binary `skyschedule` does it from a command line.
 
+pub mod admin;
 pub mod config;
 pub mod consensus;
 pub mod coordinator;

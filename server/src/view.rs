@@ -4,11 +4,12 @@ use serde::{Deserialize, Serialize};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::messages::{Consistency, Numbering};
 use skyschedule_common::share::{Numbers, Share};
+use utoipa::ToSchema;
 
 use crate::state::Settings;
 
 /// A replica, and what it knows of the others.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterView {
     /// The replica that answers.
     pub replica_id: u16,
@@ -21,7 +22,7 @@ pub struct ClusterView {
 }
 
 /// One replica.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReplicaView {
     /// Its id.
     pub id: u16,
@@ -80,7 +81,7 @@ pub struct MemberView {
 }
 
 /// The state of a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
     /// Connected, and served.
@@ -92,7 +93,7 @@ pub enum MemberState {
 }
 
 /// What happened, for those who watch.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ServerEvent {
     /// A client became a member.

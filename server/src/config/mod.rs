@@ -1,7 +1,12 @@
 //! What a server is told by its operator.
 //!
 //! [`Config`] is what the library needs, and [`Config::check`] the one place that says which
-//! combinations are refused.
+//! combinations are refused. [`load`] makes it of flags, the environment and a file.
+
+mod file;
+mod keys;
+mod load;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,6 +16,10 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use skyschedule_common::auth::{AuthError, Credentials, UserName};
 use skyschedule_common::ids::GroupName;
+
+pub use keys::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE, KEYS, Key};
+pub use load::{Loaded, Problems, load};
+pub use sources::Sources;
 
 /// Fewest characters of an admin token or a cluster secret: nobody guesses that many random ones.
 pub const MIN_SECRET: usize = 16;

@@ -1,0 +1,163 @@
+//! Commands that ask a running server.
+
+use std::io;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::Value;
+use skyschedule_common::ids::GroupName;
+use skyschedule_server::config::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE};
+use ureq::Agent;
+
+use super::{Failure, print, show, sources};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Largest answer: 10,000 members are some 3 MB.
+const MAX_ANSWER: u64 = 256 << 20;
+
+/// Runs the command `name`.
+pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let sources = sources(matches, &[ADMIN, ADMIN_TOKEN_FILE]);
+    let admin = sources.text(&ADMIN).map_err(Failure::Usage)?;
+    let token = sources
+        .secret(&ADMIN_TOKEN, &ADMIN_TOKEN_FILE)
+        .map_err(Failure::Usage)?;
+    let server = Server::new(&admin.unwrap_or_default(), token)?;
+    let json = matches.get_flag("json");
+    let text = match name {
+        "status" => return status(&server, json),
+        "groups" => {
+            let groups = server.get("api/v1/groups")?;
+            if json {
+                pretty(&groups)
+            } else {
+                show::groups(&groups)
+            }
+        }
+        _ => {
+            let group = matches
+                .get_one::<GroupName>("group")
+                .map(GroupName::as_str)
+                .unwrap_or_default();
+            let group = server.get(&format!("api/v1/groups/{group}"))?;
+            if json {
+                pretty(&group)
+            } else {
+                show::members(&group)
+            }
+        }
+    };
+    print(&text);
+    Ok(())
+}
+
+/// Prints the status; one that does not serve is a failure, so that scripts can ask.
+fn status(server: &Server, json: bool) -> Result<(), Failure> {
+    let cluster = server.get("api/v1/cluster")?;
+    let not_ready = server.call("readyz")?.err();
+    if json {
+        let status = serde_json::json!({
+            "cluster": cluster,
+            "ready": not_ready.is_none(),
+            "reason": not_ready,
+        });
+        print(&pretty(&status));
+    } else {
+        print(&show::status(&cluster, not_ready.as_deref()));
+    }
+    match not_ready {
+        None => Ok(()),
+        Some(reason) => Err(Failure::Failed(format!("not ready: {reason}"))),
+    }
+}
+
+/// The admin interface of one server.
+struct Server {
+    agent: Agent,
+    url: String,
+    token: Option<SecretString>,
+}
+
+impl Server {
+    /// `admin` is `host:port` or a URL.
+    fn new(admin: &str, token: Option<SecretString>) -> Result<Self, Failure> {
+        if admin.starts_with("https://") {
+            let text = "admin: this version speaks http:// only; for TLS use a tunnel or another HTTP client";
+            return Err(Failure::Usage(text.into()));
+        }
+        let place = admin.strip_prefix("http://").unwrap_or(admin);
+        let place = place.trim_end_matches('/');
+        if place.is_empty() || place.contains(|c: char| c.is_whitespace() || "?#@".contains(c)) {
+            let text = format!(
+                "admin: {admin:?} is neither host:port nor a URL such as http://sky-1:9980"
+            );
+            return Err(Failure::Usage(text));
+        }
+        let agent = Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // A proxy of the environment is for other hosts than this one.
+            .proxy(None)
+            .build()
+            .into();
+        Ok(Self {
+            agent,
+            url: format!("http://{place}"),
+            token,
+        })
+    }
+
+    /// The answer to a call that must succeed.
+    fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.call(path)?.map_err(Failure::Failed)
+    }
+
+    /// The answer, or the text of the server's error.
+    fn call(&self, path: &str) -> Result<Result<Value, String>, Failure> {
+        let url = format!("{}/{path}", self.url);
+        let unreachable = |error: ureq::Error| {
+            Failure::Failed(format!(
+                "no answer from {url}: {error}; is the server running, and is this its admin address (--admin)?"
+            ))
+        };
+        let mut request = self.agent.get(&url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {}", token.expose_secret()));
+        }
+        let mut response = request.call().map_err(unreachable)?;
+        let status = response.status();
+        let body = response
+            .body_mut()
+            .with_config()
+            .limit(MAX_ANSWER)
+            .read_to_string()
+            .map_err(unreachable)?;
+        let value: Option<Value> = serde_json::from_str(&body).ok();
+        if status.is_success() {
+            return match value {
+                Some(value) => Ok(Ok(value)),
+                None => Err(Failure::Failed(format!(
+                    "{url} answers, but not as SkySchedule does"
+                ))),
+            };
+        }
+        let message = value
+            .as_ref()
+            .and_then(|value| value["error"]["message"].as_str());
+        Ok(Err(match message {
+            Some(message) => message.to_owned(),
+            None => format!("{url} answers {status}"),
+        }))
+    }
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value)
+        .map_err(io::Error::from)
+        .map(|text| text + "\n")
+        .unwrap_or_default()
+}

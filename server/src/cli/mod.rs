@@ -1,0 +1,149 @@
+//! The command line.
+//!
+//! | exit code | meaning |
+//! |---|---|
+//! | 0 | done, or asked to stop |
+//! | 1 | failed while running, or stopped at once |
+//! | 2 | bad configuration or usage |
+
+mod ask;
+mod logs;
+mod serve;
+mod show;
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use skyschedule_common::ids::GroupName;
+use skyschedule_server::config::{ADMIN, ADMIN_TOKEN_FILE, KEYS, Key, Sources};
+
+/// Why a command ends with another code than 0. The text may have several lines.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// Exit code 1.
+    #[error("{0}")]
+    Failed(String),
+    /// Exit code 2.
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// Runs what the process was asked for.
+pub(crate) fn run() -> ExitCode {
+    let matches = command().get_matches();
+    let done = match matches.subcommand() {
+        Some(("serve", matches)) => serve::serve(matches),
+        Some((name, matches)) => ask::ask(name, matches),
+        None => Ok(()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Nobody may be listening.
+            let _ = writeln!(std::io::stderr(), "{failure}");
+            match failure {
+                Failure::Failed(_) => ExitCode::from(1),
+                Failure::Usage(_) => ExitCode::from(2),
+            }
+        }
+    }
+}
+
+fn command() -> Command {
+    let serve = Command::new("serve")
+        .about("Runs a server")
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .env("SKY_CONFIG")
+                .help("TOML file with settings, each named as its flag, with _ for -"),
+        )
+        .args(KEYS.iter().filter_map(argument))
+        .arg(
+            Arg::new("print_config")
+                .long("print-config")
+                .action(ArgAction::SetTrue)
+                .help("Prints the settings in force and where each comes from, then ends"),
+        )
+        .after_help("A flag wins over the environment, that over the file, that over the default.");
+    let group = Arg::new("group")
+        .value_name("GROUP")
+        .required(true)
+        .value_parser(clap::value_parser!(GroupName));
+    let members = asking("members", "Shows the members of a group").arg(group);
+    Command::new("skyschedule")
+        .about("Numbers the clients of each group: WHERE id % total = num")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(serve)
+        .subcommand(asking(
+            "status",
+            "Shows the replicas and whether they serve",
+        ))
+        .subcommand(asking("groups", "Shows all groups"))
+        .subcommand(members)
+}
+
+/// A command that asks a running server.
+fn asking(name: &'static str, about: &'static str) -> Command {
+    let admin = Key {
+        value: "HOST:PORT|URL",
+        help: "Where the server's admin interface is",
+        ..ADMIN
+    };
+    let token = Key {
+        help: "File with the token that the admin interface asks for (or SKY_ADMIN_TOKEN)",
+        ..ADMIN_TOKEN_FILE
+    };
+    Command::new(name)
+        .about(about)
+        .args([admin, token].iter().filter_map(argument))
+        .arg(
+            Arg::new("json")
+                .long("json")
+                .action(ArgAction::SetTrue)
+                .help("Prints JSON instead of a table"),
+        )
+}
+
+/// The flag of a setting. It is read as text: what it means is checked together with the other layers.
+fn argument(key: &Key) -> Option<Arg> {
+    let mut help = format!("{} [env: {}]", key.help, key.variable());
+    if let Some(default) = key.default {
+        help.push_str(&format!(" [default: {default}]"));
+    }
+    let argument = Arg::new(key.name)
+        .long(key.flag()?)
+        .value_name(key.value)
+        .help(help);
+    Some(argument)
+}
+
+/// The layers of settings but the file.
+fn sources(matches: &ArgMatches, keys: &[Key]) -> Sources {
+    let flags = keys
+        .iter()
+        .filter(|key| !key.secret)
+        .filter_map(|key| Some((key.name, matches.get_one::<String>(key.name)?.clone())))
+        .collect::<BTreeMap<_, _>>();
+    Sources::new(flags, std::env::vars_os())
+}
+
+/// Prints to stdout. A reader that has gone away is no failure.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::command().debug_assert();
+    }
+}

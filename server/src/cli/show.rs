@@ -1,0 +1,151 @@
+//! Answers of the admin interface as tables.
+
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+/// The replicas.
+pub(super) fn status(cluster: &Value, not_ready: Option<&str>) -> String {
+    let mut table = table(&["REPLICA", "ADDRESS", "LEADER", "REACHABLE"]);
+    for replica in list(&cluster["replicas"]) {
+        let leads = !cluster["leader"].is_null() && replica["id"] == cluster["leader"];
+        table.add_row([
+            text(&replica["id"]),
+            text(&replica["address"]),
+            yes(leads),
+            yes(replica["reachable"] == true),
+        ]);
+    }
+    let ready = not_ready.map_or("ready".to_owned(), |reason| format!("not ready: {reason}"));
+    format!(
+        "replica {}, term {}: {ready}\n{table}\n",
+        text(&cluster["replica_id"]),
+        text(&cluster["term"]),
+    )
+}
+
+/// The groups.
+pub(super) fn groups(answer: &Value) -> String {
+    let mut table = table(&[
+        "GROUP",
+        "NUMBERING",
+        "TOTAL",
+        "EPOCH",
+        "CONSISTENCY",
+        "MEMBERS",
+    ]);
+    for group in list(&answer["groups"]) {
+        table.add_row([
+            text(&group["name"]),
+            text(&group["numbering"]),
+            text(&group["total"]),
+            text(&group["epoch"]),
+            text(&group["consistency"]),
+            list(&group["members"]).len().to_string(),
+        ]);
+    }
+    format!("{table}\n")
+}
+
+/// The members of a group.
+pub(super) fn members(group: &Value) -> String {
+    let mut table = table(&[
+        "CLIENT",
+        "STATE",
+        "NUMBERS",
+        "TARGET",
+        "WEIGHT",
+        "ADDRESS",
+        "HEARTBEAT",
+    ]);
+    for member in list(&group["members"]) {
+        table.add_row([
+            text(&member["client_id"]),
+            text(&member["state"]),
+            ranges(&member["numbers"]),
+            ranges(&member["target"]),
+            text(&member["weight"]),
+            text(&member["address"]),
+            age(&member["heartbeat_age_ms"]),
+        ]);
+    }
+    format!(
+        "group {}: total {}, epoch {}, {}, {}\n{table}\n",
+        text(&group["name"]),
+        text(&group["total"]),
+        text(&group["epoch"]),
+        text(&group["numbering"]),
+        text(&group["consistency"]),
+    )
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    table
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        // What the server says must not steer the terminal.
+        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
+        other => other.to_string(),
+    }
+}
+
+fn yes(truth: bool) -> String {
+    if truth { "yes" } else { "no" }.into()
+}
+
+fn age(milliseconds: &Value) -> String {
+    milliseconds.as_u64().map_or("-".into(), |ms| {
+        format!("{}.{} s ago", ms / 1_000, ms % 1_000 / 100)
+    })
+}
+
+/// Inclusive ranges as `0,4-7`.
+fn ranges(value: &Value) -> String {
+    let ranges: Vec<_> = list(value)
+        .iter()
+        .map(|range| match (&range[0], &range[1]) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first}-{last}"),
+        })
+        .collect();
+    match ranges.is_empty() {
+        true => "-".into(),
+        false => ranges.join(","),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn members_are_shown_with_their_numbers() {
+        let shown = members(&json!({
+            "name": "orders", "numbering": "modulo", "total": 8, "epoch": "17", "consistency": "available",
+            "members": [{
+                "client_id": "a\u{1b}[2J", "numbers": [[0, 0], [4, 7]], "weight": 1, "state": "away",
+                "address": null, "heartbeat_age_ms": 1_250, "target": [], "pending_since_ms": null,
+            }],
+        }));
+        let lines: Vec<_> = shown.lines().map(str::trim_end).collect();
+        assert_eq!(
+            lines[0],
+            "group orders: total 8, epoch 17, modulo, available"
+        );
+        let cells: Vec<_> = lines[2].split_whitespace().collect();
+        assert_eq!(
+            cells,
+            ["a[2J", "away", "0,4-7", "-", "1", "-", "1.2", "s", "ago"]
+        );
+    }
+}
