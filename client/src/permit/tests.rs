@@ -12,7 +12,11 @@ fn at(millis: u64) -> Instant {
 }
 
 fn terms(consistency: Consistency, numbering: Numbering) -> Terms {
-    Terms { consistency, numbering, drain_timeout: Millis(5_000) }
+    Terms {
+        consistency,
+        numbering,
+        drain_timeout: Millis(5_000),
+    }
 }
 
 fn share(total: u32, numbers: &[u32]) -> Share {
@@ -26,7 +30,9 @@ fn key(id: i64) -> RowKey {
 /// A member with this share in epoch 1, with a lease from 0 to 6,000 ms.
 fn member(consistency: Consistency, numbering: Numbering, share: Share) -> Permit {
     let mut permit = Permit::new();
-    permit.welcome(M, Epoch::quorum(1), share, terms(consistency, numbering)).unwrap();
+    permit
+        .welcome(M, Epoch::quorum(1), share, terms(consistency, numbering))
+        .unwrap();
     assert!(permit.renew(M, at(0), LEASE, None, at(1)));
     permit
 }
@@ -43,7 +49,9 @@ fn exclusive(share: Share) -> Permit {
 fn a_welcome_alone_is_no_lease() {
     let mut permit = Permit::new();
     let terms = terms(Consistency::Available, Numbering::Modulo);
-    permit.welcome(M, Epoch::quorum(1), share(1, &[0]), terms).unwrap();
+    permit
+        .welcome(M, Epoch::quorum(1), share(1, &[0]), terms)
+        .unwrap();
     assert!(permit.acquire(at(0)).is_none());
     permit.renew(M, at(0), LEASE, None, at(1));
     assert!(permit.acquire(at(1)).is_some());
@@ -68,10 +76,19 @@ fn a_lease_counts_from_sending_and_never_shrinks() {
 #[test]
 fn only_a_greater_epoch_of_the_own_membership_is_taken() {
     let mut permit = available(share(2, &[0]));
-    assert!(!permit.told(M, Epoch::quorum(1), share(2, &[1])), "the same epoch");
-    assert!(!permit.told(Membership::quorum(2), Epoch::quorum(9), share(2, &[1])), "another membership");
+    assert!(
+        !permit.told(M, Epoch::quorum(1), share(2, &[1])),
+        "the same epoch"
+    );
+    assert!(
+        !permit.told(Membership::quorum(2), Epoch::quorum(9), share(2, &[1])),
+        "another membership"
+    );
     assert!(permit.told(M, Epoch::quorum(3), share(3, &[2])));
-    assert!(!permit.told(M, Epoch::quorum(2), share(2, &[1])), "an older epoch, late");
+    assert!(
+        !permit.told(M, Epoch::quorum(2), share(2, &[1])),
+        "an older epoch, late"
+    );
     assert!(permit.may_begin(key(2), at(2)) && !permit.may_begin(key(3), at(2)));
 }
 
@@ -97,7 +114,10 @@ fn an_exclusive_lease_that_is_over_revokes_for_good() {
     assert!(!permit.is_revoked(row.revocation, at(5_999)));
     assert!(permit.is_revoked(row.revocation, at(6_000)));
     permit.renew(M, at(5_900), LEASE, None, at(6_001));
-    assert!(permit.is_revoked(row.revocation, at(6_001)), "a renewal brings nothing back");
+    assert!(
+        permit.is_revoked(row.revocation, at(6_001)),
+        "a renewal brings nothing back"
+    );
     assert!(permit.begin(work.tenure, key(7), at(6_001)).is_none());
     assert!(permit.acquire(at(6_001)).is_some());
     assert!(permit.holds(key(7), at(6_001)));
@@ -110,7 +130,10 @@ fn an_available_lease_that_is_over_means_ask_first() {
     let row = permit.begin(work.tenure, key(7), at(1)).unwrap();
     assert!(permit.begin(work.tenure, key(8), at(6_000)).is_none());
     assert!(permit.acquire(at(6_000)).is_none());
-    assert!(!permit.is_revoked(row.revocation, at(6_000)), "what runs may finish");
+    assert!(
+        !permit.is_revoked(row.revocation, at(6_000)),
+        "what runs may finish"
+    );
     permit.renew(M, at(6_000), LEASE, None, at(6_001));
     assert!(permit.begin(work.tenure, key(8), at(6_001)).is_some());
 }
@@ -121,15 +144,24 @@ fn the_base_is_the_union_since_the_last_settled_share() {
     permit.told(M, Epoch::quorum(2), share(3, &[]));
     permit.told(M, Epoch::quorum(3), share(3, &[1]));
     permit.grant_autonomy(at(9_000));
-    assert!(!permit.may_begin(key(0), at(5_000)), "not while the lease runs");
+    assert!(
+        !permit.may_begin(key(0), at(5_000)),
+        "not while the lease runs"
+    );
     for id in [0, 2, 1, 4] {
         assert!(permit.may_begin(key(id), at(8_000)), "{id}");
     }
     assert!(!permit.may_begin(key(3), at(8_000)));
-    assert!(!permit.may_begin(key(0), at(9_000)), "the permission has an end of its own");
+    assert!(
+        !permit.may_begin(key(0), at(9_000)),
+        "the permission has an end of its own"
+    );
 
     permit.renew(M, at(8_000), LEASE, Some(Epoch::quorum(2)), at(8_001));
-    assert!(permit.inspect(at(8_001)).base.contains(key(0)), "settled in an older epoch");
+    assert!(
+        permit.inspect(at(8_001)).base.contains(key(0)),
+        "settled in an older epoch"
+    );
     permit.renew(M, at(8_000), LEASE, Some(Epoch::quorum(3)), at(8_001));
     permit.grant_autonomy(at(16_000));
     assert!(!permit.may_begin(key(0), at(15_000)) && permit.may_begin(key(1), at(15_000)));
@@ -150,7 +182,11 @@ fn rows_of_the_base_leave_all_work_when_servers_answer_again() {
     permit.grant_autonomy(at(9_000));
     let work = permit.acquire(at(8_000)).unwrap();
     assert!(permit.begin(work.tenure, key(0), at(8_000)).is_some());
-    assert_eq!(permit.keeping(), None, "a row outside the share is worked on");
+    assert_eq!(
+        permit.keeping(),
+        None,
+        "a row outside the share is worked on"
+    );
     permit.renew(M, at(8_000), LEASE, None, at(8_100));
     permit.grant_autonomy(at(20_000));
     assert!(permit.begin(work.tenure, key(0), at(15_000)).is_none());
@@ -161,10 +197,16 @@ fn rows_of_the_base_leave_all_work_when_servers_answer_again() {
 fn a_modulo_release_waits_for_the_last_row_outside() {
     let mut permit = exclusive(share(2, &[0]));
     let work = permit.acquire(at(1)).unwrap();
-    let (two, six) = (permit.begin(work.tenure, key(2), at(1)), permit.begin(work.tenure, key(6), at(1)));
+    let (two, six) = (
+        permit.begin(work.tenure, key(2), at(1)),
+        permit.begin(work.tenure, key(6), at(1)),
+    );
     permit.told(M, Epoch::quorum(2), share(3, &[0]));
     assert_eq!(permit.keeping(), None);
-    assert!(!permit.finish_row(six.unwrap().guard), "it is inside the new share");
+    assert!(
+        !permit.finish_row(six.unwrap().guard),
+        "it is inside the new share"
+    );
     assert_eq!(permit.keeping(), None);
     // Also when the lease is over meanwhile, and the row was revoked.
     permit.observe(at(7_000));
@@ -174,14 +216,22 @@ fn a_modulo_release_waits_for_the_last_row_outside() {
 
 #[test]
 fn slots_are_released_one_by_one() {
-    let mut permit = member(Consistency::Exclusive, Numbering::Slots(16), share(16, &[0, 1, 2, 3]));
+    let mut permit = member(
+        Consistency::Exclusive,
+        Numbering::Slots(16),
+        share(16, &[0, 1, 2, 3]),
+    );
     let work = permit.acquire(at(1)).unwrap();
     let mut begin = |id: i64| permit.begin(work.tenure, key(id), at(1)).unwrap().guard;
     let (zero, two, again, three) = (begin(0), begin(2), begin(18), begin(3));
     permit.told(M, Epoch::quorum(2), share(16, &[0]));
     assert_eq!(permit.keeping(), Some(share(16, &[2, 3])));
     permit.finish_row(two);
-    assert_eq!(permit.keeping(), Some(share(16, &[2, 3])), "another row of the slot is worked on");
+    assert_eq!(
+        permit.keeping(),
+        Some(share(16, &[2, 3])),
+        "another row of the slot is worked on"
+    );
     permit.finish_row(again);
     assert_eq!(permit.keeping(), Some(share(16, &[3])));
     permit.finish_row(three);
@@ -213,19 +263,43 @@ fn the_end_of_a_membership_takes_everything() {
     permit.grant_autonomy(at(9_000));
     assert!(!permit.may_begin(key(7), at(2)) && permit.acquire(at(2)).is_none());
     assert_eq!(permit.guards_out(), 1);
-    assert!(permit.finish_row(row.guard), "the driver must know: the next membership waits for it");
+    assert!(
+        permit.finish_row(row.guard),
+        "the driver must know: the next membership waits for it"
+    );
 }
 
 #[test]
 fn a_leader_replaces_a_membership_that_a_degraded_replica_minted() {
-    let minted = Membership { number: 4, replica: 2 };
-    let degraded = Epoch { quorum: 5, degraded: 1, replica: 2 };
+    let minted = Membership {
+        number: 4,
+        replica: 2,
+    };
+    let degraded = Epoch {
+        quorum: 5,
+        degraded: 1,
+        replica: 2,
+    };
     let terms = terms(Consistency::Available, Numbering::Modulo);
     let mut permit = Permit::new();
-    permit.welcome(minted, degraded, share(1, &[0]), terms).unwrap();
-    assert_eq!(permit.welcome(M, Epoch::quorum(6), share(2, &[1]), terms), Ok(Welcomed::New));
+    permit
+        .welcome(minted, degraded, share(1, &[0]), terms)
+        .unwrap();
+    assert_eq!(
+        permit.welcome(M, Epoch::quorum(6), share(2, &[1]), terms),
+        Ok(Welcomed::New)
+    );
     assert_eq!(permit.holding().unwrap().epoch, Epoch::quorum(6));
-    assert!(permit.welcome(Membership::quorum(3), Epoch::quorum(7), share(1, &[0]), terms).is_err());
+    assert!(
+        permit
+            .welcome(
+                Membership::quorum(3),
+                Epoch::quorum(7),
+                share(1, &[0]),
+                terms
+            )
+            .is_err()
+    );
 }
 
 #[test]
@@ -234,7 +308,14 @@ fn node_is_one_number_of_a_modulo_group() {
     assert_eq!(node(&available(share(3, &[1]))), Some((3, 1)));
     assert_eq!(node(&available(share(3, &[0, 1]))), None);
     assert_eq!(node(&available(share(3, &[]))), None);
-    assert_eq!(node(&member(Consistency::Available, Numbering::Slots(16), share(16, &[1]))), None);
+    assert_eq!(
+        node(&member(
+            Consistency::Available,
+            Numbering::Slots(16),
+            share(16, &[1])
+        )),
+        None
+    );
 }
 
 #[test]
