@@ -9,6 +9,7 @@ use skyschedule_common::env::net::TcpListener;
 use skyschedule_common::env::{self, JoinHandle};
 use tokio::sync::{mpsc, watch};
 
+use crate::admin::Admin;
 use crate::config::{Config, ConfigError};
 use crate::consensus::{Consensus, ConsensusError, Options, Storage};
 use crate::coordinator::{Coordinator, Handle, Identity};
@@ -69,6 +70,13 @@ pub enum RunError {
     Task(#[from] env::JoinError),
 }
 
+/// The admin interface while it runs.
+#[derive(Debug)]
+struct AdminTask {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
 /// A running server.
 ///
 /// ```no_run
@@ -88,6 +96,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     coordinator: JoinHandle<Result<(), ConsensusError>>,
     listener: JoinHandle<()>,
+    admin: Option<AdminTask>,
     consensus: Consensus,
 }
 
@@ -120,17 +129,19 @@ impl Server {
         };
         let users = env::blocking(derive).await??;
         let listen = config.listen;
-        let socket =
-            TcpListener::bind(listen, BACKLOG)
-                .await
-                .map_err(|source| StartError::Listen {
-                    address: listen,
-                    source,
-                })?;
-        let address = socket.local_addr().map_err(|source| StartError::Listen {
-            address: listen,
-            source,
-        })?;
+        let cannot_listen = |address| move |source| StartError::Listen { address, source };
+        let socket = TcpListener::bind(listen, BACKLOG)
+            .await
+            .map_err(cannot_listen(listen))?;
+        let address = socket.local_addr().map_err(cannot_listen(listen))?;
+        let admin = match &config.admin {
+            Some(admin) => Some(
+                Admin::bind(admin)
+                    .await
+                    .map_err(cannot_listen(admin.listen))?,
+            ),
+            None => None,
+        };
         let (consensus, decided) = Consensus::open(memory).await?;
 
         let metrics = Metrics::new();
@@ -152,12 +163,22 @@ impl Server {
         };
         let listener = Listener::new(socket, limits, users, events, metrics.clone());
         tracing::info!(%address, replica = config.replica_id, "listens for clients");
+        let coordinator = env::spawn(coordinator.run(stopped.clone()));
+        let listener = env::spawn(listener.run(stopped.clone()));
+        let admin = admin.map(|admin| {
+            let tasks = vec![coordinator.abort_handle(), listener.abort_handle()];
+            AdminTask {
+                address: admin.local_addr(),
+                task: env::spawn(admin.run(handle.clone(), metrics.clone(), tasks, stopped)),
+            }
+        });
         Ok(Self {
             address,
             handle,
             metrics,
-            coordinator: env::spawn(coordinator.run(stopped.clone())),
-            listener: env::spawn(listener.run(stopped)),
+            coordinator,
+            listener,
+            admin,
             stop,
             consensus,
         })
@@ -166,6 +187,11 @@ impl Server {
     /// Where clients connect.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its admin interface answers, if it has one.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|admin| admin.address)
     }
 
     /// How to ask it what it knows.
@@ -180,7 +206,11 @@ impl Server {
 
     /// Whether all its tasks live.
     pub fn is_healthy(&self) -> bool {
-        !self.coordinator.is_finished() && !self.listener.is_finished()
+        let admin = self
+            .admin
+            .as_ref()
+            .is_none_or(|admin| !admin.task.is_finished());
+        admin && !self.coordinator.is_finished() && !self.listener.is_finished()
     }
 
     /// Resolves only when the server ends by itself.
@@ -188,9 +218,16 @@ impl Server {
     /// # Errors
     /// Why it ended.
     pub async fn failed(&mut self) -> Result<(), RunError> {
+        let admin = async {
+            match &mut self.admin {
+                Some(admin) => (&mut admin.task).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             ended = &mut self.coordinator => Ok(ended??),
             ended = &mut self.listener => Ok(ended?),
+            ended = admin => Ok(ended?),
         }
     }
 
@@ -206,6 +243,11 @@ impl Server {
         }
         if !self.listener.is_finished() {
             self.listener.await?;
+        }
+        if let Some(AdminTask { task, .. }) = self.admin
+            && !task.is_finished()
+        {
+            task.await?;
         }
         env::sleep(LAST_WORDS).await;
         self.consensus.shutdown().await;

@@ -14,6 +14,16 @@ use super::keys::{Key, flag, variable};
 /// Longest file of a setting; a device or a log given by mistake must not fill the memory.
 const MAX_FILE: u64 = 1 << 20;
 
+/// Where a value can be given, the first of which wins.
+#[derive(Debug, Clone, Copy)]
+enum Layer {
+    Flag,
+    Variable,
+    File,
+}
+
+const LAYERS: [Layer; 3] = [Layer::Flag, Layer::Variable, Layer::File];
+
 /// Values by the names of their settings, each as text.
 #[derive(Default)]
 pub struct Sources {
@@ -73,16 +83,12 @@ impl Sources {
 
     /// The value that wins. Problems are texts that name the origin.
     pub(super) fn get(&self, key: &Key) -> Result<Option<Given>, String> {
-        let layers: [fn(&Self, &Key) -> Result<Option<Given>, String>; 4] = [
-            |s, key| Ok(s.flag(key)),
-            Self::variable,
-            |s, key| Ok(s.in_file(key)),
-            |_, key| Ok(default(key)),
-        ];
-        layers
-            .iter()
-            .find_map(|layer| layer(self, key).transpose())
-            .transpose()
+        for layer in LAYERS {
+            if let Some(given) = self.at(layer, key)? {
+                return Ok(Some(given));
+            }
+        }
+        Ok(default(key))
     }
 
     /// The secret of a setting that can also be given as a file: the layer that has either wins, and
@@ -91,13 +97,8 @@ impl Sources {
     /// # Errors
     /// A text that says what is wrong.
     pub fn secret(&self, direct: &Key, file: &Key) -> Result<Option<SecretString>, String> {
-        let layers: [fn(&Self, &Key) -> Result<Option<Given>, String>; 3] = [
-            |s, key| Ok(s.flag(key)),
-            Self::variable,
-            |s, key| Ok(s.in_file(key)),
-        ];
-        for layer in layers {
-            return match (layer(self, direct)?, layer(self, file)?) {
+        for layer in LAYERS {
+            return match (self.at(layer, direct)?, self.at(layer, file)?) {
                 (None, None) => continue,
                 (Some(given), None) => not_blank(given.text, &given.origin).map(Some),
                 (None, Some(given)) => read_secret(&given).map(Some),
@@ -116,6 +117,14 @@ impl Sources {
     /// A text that says what is wrong.
     pub fn text(&self, key: &Key) -> Result<Option<String>, String> {
         Ok(self.get(key)?.map(|given| given.text))
+    }
+
+    fn at(&self, layer: Layer, key: &Key) -> Result<Option<Given>, String> {
+        match layer {
+            Layer::Flag => Ok(self.flag(key)),
+            Layer::Variable => self.variable(key),
+            Layer::File => Ok(self.in_file(key)),
+        }
     }
 
     fn flag(&self, key: &Key) -> Option<Given> {
