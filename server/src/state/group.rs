@@ -253,6 +253,10 @@ impl Group {
             != (self.settings.numbering, self.settings.max_slots);
         self.founded = true;
         self.settings = settings.clone();
+        if !had_members {
+            // Nobody was told a longer one.
+            self.lease = settings.base_lease();
+        }
         events.push(Event::Configured(settings.clone()));
         if renumbers {
             self.outdated = true;
