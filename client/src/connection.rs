@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 const MAX_ADDRESSES: usize = 8;
 
 /// Longest wait for the server to end its side after the goodbye.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Initial size of each buffer.
 const BUFFER: usize = 1_024;
@@ -47,21 +47,22 @@ pub(crate) enum Outgoing {
     Finish,
 }
 
-/// Lives as long as the connection. Dropped, it resets it.
+/// Lives as long as the connection. Dropped, it resets it. Whether it ended after a goodbye, with the server's consent.
 pub(crate) async fn run(
     id: ConnectionId,
     dial: Dial,
     outgoing: mpsc::Receiver<Outgoing>,
     events: mpsc::Sender<(ConnectionId, Event)>,
-) {
-    let end = match carry(id, dial, outgoing, &events).await {
-        Ok(()) => End::Failed("ended after the goodbye".to_owned()),
-        Err(end) => end,
+) -> bool {
+    let Err(end) = carry(id, dial, outgoing, &events).await else {
+        return true;
     };
     // The client is gone: then nobody needs to know.
     let _ = events.send((id, Event::Closed(end))).await;
+    false
 }
 
+/// Ends without an error only after the goodbye.
 async fn carry(
     id: ConnectionId,
     dial: Dial,
@@ -205,7 +206,7 @@ async fn finish(mut frames: Frames) -> Result<(), End> {
     };
     match env::timeout(LINGER, ended).await {
         Ok(ended) => ended.map_err(|error| failed(error.into())),
-        Err(_) => Ok(()),
+        Err(_) => Err(lost("it did not end its side after the goodbye")),
     }
 }
 

@@ -24,7 +24,7 @@ const OUTGOING: usize = 256;
 const EVENTS: usize = 256;
 
 /// How long the last connection may take to send the goodbye and to end.
-const FINISH: Duration = Duration::from_secs(2);
+const FINISH: Duration = Duration::from_secs(3);
 
 /// What becomes of the wait for the first membership.
 pub(crate) type Joined = Result<(), ConnectError>;
@@ -46,7 +46,7 @@ pub(crate) struct Driver {
 
 struct Connection {
     outgoing: mpsc::Sender<Outgoing>,
-    task: JoinHandle<()>,
+    task: JoinHandle<bool>,
 }
 
 /// Dropped, a connection is reset.
@@ -246,13 +246,18 @@ impl Driver {
         self.core.farewell().is_some() || self.shared.requests().abandoned
     }
 
-    /// Waits for the connection that says goodbye, if one does. The others are reset already, or are with this task's end.
+    /// Waits for the connection that says goodbye, if one does; all others are reset.
     async fn finish(mut self) {
         if self.core.farewell().is_none() {
-            self.connections.clear();
+            return;
         }
         for connection in self.connections.values_mut() {
-            let _ = env::timeout(FINISH, &mut connection.task).await;
+            if !matches!(
+                env::timeout(FINISH, &mut connection.task).await,
+                Ok(Ok(true))
+            ) {
+                self.farewell = Farewell::Unheard;
+            }
         }
     }
 }
