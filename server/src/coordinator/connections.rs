@@ -8,7 +8,7 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::{
-    ClientMessage, Code, Consistency, Login, Refusal, ServerMessage, Serving, Terms,
+    ClientMessage, Code, Consistency, Login, Millis, Refusal, ServerMessage, Serving, Terms,
 };
 
 use super::leases::Heartbeat;
@@ -23,6 +23,10 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 /// A silent connection is closed after this many leases; standby connections speak every four thirds of one.
 const IDLE_LEASES: u32 = 3;
+
+/// What a client may claim to know beyond this state. It leaves room for all that is given out afterwards,
+/// so that no client can use the numbers up.
+pub(super) const MAX_LOST: u64 = 1 << 62;
 
 /// A logged-in connection.
 #[derive(Debug)]
@@ -290,7 +294,7 @@ impl Coordinator {
             connection.membership = Some(membership);
         }
         self.welcome(group, number);
-        if epoch > told && !broken(Rule::L15) {
+        if epoch > told && epoch.quorum <= MAX_LOST && !broken(Rule::L15) {
             self.batch.group(group).reissue.push((number, epoch));
         }
     }
@@ -421,6 +425,14 @@ impl Coordinator {
             self.send(id, ServerMessage::Gone { membership });
             return;
         }
+        if membership.number > MAX_LOST || epoch.quorum > MAX_LOST {
+            self.refuse(
+                id,
+                Code::PROTOCOL,
+                "a membership or an epoch that no server gave",
+            );
+            return;
+        }
         tracing::error!(
             %group, %client, membership = membership.number, %epoch,
             "a client knows a membership that this server never gave: its data directory was lost or replaced by an older \
@@ -468,6 +480,18 @@ impl Coordinator {
             }
         }
         self.send(id, welcome);
+    }
+
+    /// Heartbeats and pings come in proportion to the lease.
+    pub(super) fn lengthen_idle_limits(&mut self, group: &GroupName, lease: Millis) {
+        for connection in self
+            .connections
+            .values()
+            .filter(|connection| &connection.login.group == group)
+        {
+            // A full queue is noticed by the next message.
+            let _ = connection.outbox.idle_limit(lease.duration() * IDLE_LEASES);
+        }
     }
 
     /// Tells a member its present share over this connection.

@@ -197,6 +197,7 @@ impl Coordinator {
             Event::LeaseLength(lease) => {
                 tracing::info!(%group, lease_ms = lease.0, "leases have a new length");
                 self.groups.entry(group.clone()).or_default().told_lease = Some(lease);
+                self.lengthen_idle_limits(group, lease);
             }
             Event::Recovered => {}
         }

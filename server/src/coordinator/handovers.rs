@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use skyschedule_common::env;
 use skyschedule_common::epoch::Epoch;
+use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::{Consistency, Numbering};
 use skyschedule_common::share::Share;
@@ -24,11 +25,21 @@ impl Coordinator {
         keeping: Share,
     ) {
         let number = membership.number;
+        let told = self
+            .consensus
+            .read(|state| Some(state.group(group)?.members().get(&number)?.epoch));
         let Some(track) = self.groups.get_mut(group) else {
             return;
         };
-        if membership.replica != 0 || !track.awaiting.contains(&number) {
+        // Rule L10: it answers exactly what is told. The core checks that again.
+        if (told != Some(epoch) && !broken(Rule::L10)) || !track.awaiting.contains(&number) {
             return;
+        }
+        if keeping.is_empty() {
+            track.awaiting.remove(&number);
+            if let Some(member) = track.members.get_mut(&number) {
+                member.asked = None;
+            }
         }
         track.releases.insert(number, (epoch, keeping));
         if track.gathering_since.is_none() {
@@ -42,25 +53,21 @@ impl Coordinator {
     /// Proposes the gathered releases: in a modulo group nothing can be granted before the last, in a
     /// slot group something can after each, so that there they wait only a little.
     pub(super) fn act_on_releases(&mut self, group: &GroupName, gathered: bool) {
-        let slots = self.consensus.read(|state| {
-            state
-                .group(group)
-                .is_some_and(|group| group.settings().numbering != Numbering::Modulo)
-        });
-        let Some(track) = self.groups.get_mut(group) else {
+        let Some(track) = self.groups.get(group) else {
             return;
         };
-        let done = |number: &u64| {
-            track
-                .releases
-                .get(number)
-                .is_some_and(|(_, keeping)| keeping.is_empty())
-        };
-        let complete = track.awaiting.iter().all(done);
-        if track.releases.is_empty() || !(complete || (slots && gathered)) {
+        if track.releases.is_empty() {
             return;
         }
-        self.propose_releases(group);
+        let slots = || {
+            self.consensus.read(|state| {
+                let group = state.group(group);
+                group.is_some_and(|group| group.settings().numbering != Numbering::Modulo)
+            })
+        };
+        if track.awaiting.is_empty() || (gathered && slots()) {
+            self.propose_releases(group);
+        }
     }
 
     fn propose_releases(&mut self, group: &GroupName) {
@@ -68,16 +75,11 @@ impl Coordinator {
             return;
         };
         track.gathering_since = None;
-        let batch = self.batch.group(group);
-        for (number, (epoch, keeping)) in std::mem::take(&mut track.releases) {
-            if keeping.is_empty() {
-                track.awaiting.remove(&number);
-                if let Some(member) = track.members.get_mut(&number) {
-                    member.asked = None;
-                }
-            }
-            batch.release.push((number, epoch, keeping));
-        }
+        let releases = std::mem::take(&mut track.releases);
+        let releases = releases
+            .into_iter()
+            .map(|(number, (epoch, keeping))| (number, epoch, keeping));
+        self.batch.group(group).release.extend(releases);
     }
 
     /// Members may have taken too long: in an available group the others go on without them, in an
@@ -114,13 +116,6 @@ impl Coordinator {
             else {
                 continue;
             };
-            if track
-                .releases
-                .get(number)
-                .is_some_and(|(_, keeping)| keeping.is_empty())
-            {
-                continue;
-            }
             let due = asked + patience;
             if due <= now {
                 member.overdue = true;

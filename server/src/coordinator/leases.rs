@@ -8,6 +8,7 @@ use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::{Consistency, Millis, ServerMessage};
 
 use super::Coordinator;
+use super::connections::MAX_LOST;
 use super::timers::Timer;
 use super::track::{MemberTrack, server_lease};
 use crate::consensus::NotLeader;
@@ -160,7 +161,8 @@ impl Coordinator {
                     share,
                 },
             );
-        } else if heartbeat.epoch > told && !broken(Rule::L15) {
+        } else if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15)
+        {
             self.batch
                 .group(&group)
                 .reissue

@@ -26,7 +26,7 @@ pub(super) fn server_lease(lease: Millis) -> Duration {
 #[derive(Debug, Default)]
 pub(super) struct GroupTrack {
     pub(super) members: BTreeMap<u64, MemberTrack>,
-    /// Members that were asked for a release that is not applied yet.
+    /// Members that were asked for a release and have not given all of it.
     pub(super) awaiting: BTreeSet<u64>,
     /// Members of which no heartbeat has carried the told epoch yet.
     pub(super) unseen: BTreeSet<u64>,

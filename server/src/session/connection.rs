@@ -11,6 +11,7 @@ use skyschedule_common::protocol::codec::{CodecError, FrameCodec};
 use skyschedule_common::protocol::messages::{ClientMessage, Code, Refusal, ServerMessage};
 use tokio::sync::mpsc;
 
+use super::allowance::Allowance;
 use super::handshake::{self, Failure, check_counter, check_epoch};
 use super::listener::Shared;
 use super::{ConnectionId, Frames, LoggedIn, Outbox, Outgoing, SessionEvent};
@@ -114,6 +115,7 @@ async fn converse(
 ) -> Ending {
     let mut idle_limit = FIRST_IDLE_LIMIT;
     let mut heard = env::now();
+    let mut allowance = Allowance::new(heard);
     loop {
         tokio::select! {
             biased;
@@ -125,6 +127,10 @@ async fn converse(
                     Some(Ok(message)) => message,
                 };
                 heard = env::now();
+                let wait = allowance.take(heard);
+                if !wait.is_zero() {
+                    env::sleep(wait).await;
+                }
                 if let Err(what) = check(&message) {
                     return misbehaved(frames, connection, &what, shared).await;
                 }

@@ -17,8 +17,8 @@ use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION};
 use super::throttle::Throttle;
 use super::{Frames, Users};
 
-/// Counters in logins above this, and above what this server gave, come from no honest client.
-pub(crate) const MAX_COUNTER: u64 = 1 << 62;
+/// Counters above this come from no honest client: half of all that there are.
+const MAX_COUNTER: u64 = 1 << 63;
 
 /// Why a connection ends before its login is complete.
 #[derive(Debug)]

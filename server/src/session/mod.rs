@@ -8,9 +8,11 @@
 //! | `listener` | who may connect |
 //! | `handshake` | version, authentication, login |
 //! | `connection` | the exchange after the login |
+//! | `allowance` | floods are slowed down |
 //! | `users` | who may log in, to which groups |
 //! | `throttle` | wrong passwords cost time |
 
+mod allowance;
 mod connection;
 mod handshake;
 mod listener;
