@@ -1,5 +1,11 @@
 //! The client over real sockets, against a server that says what the test wants.
 #![cfg(not(sim))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
 
 mod scripted;
 
@@ -68,7 +74,7 @@ async fn close_drains_says_goodbye_and_ends_with_a_fin() {
     let (client, mut peer, _server) = member().await;
     let work = client.acquire().await.unwrap();
     let row = work.begin(1).unwrap();
-    let closing = tokio::spawn({
+    let closing = env::spawn({
         let client = client.clone();
         async move { client.close().await }
     });
@@ -469,7 +475,7 @@ async fn several_clients_and_groups_live_in_one_process() {
         assert!(rows == [true, false] || rows == [false, true], "{rows:?}");
     }
     let serving = peers.into_iter().map(|mut peer| {
-        tokio::spawn(async move { while let Some(Ok(_)) = peer.serve(LEASE).await {} })
+        env::spawn(async move { while let Some(Ok(_)) = peer.serve(LEASE).await {} })
     });
     let _serving: Vec<_> = serving.collect();
     // One ends, the other goes on.

@@ -235,7 +235,7 @@ impl Peer {
                     .await;
                 }
                 Some(Ok(ClientMessage::Ping { seq })) => {
-                    self.say(ServerMessage::Pong { seq }).await
+                    self.say(ServerMessage::Pong { seq }).await;
                 }
                 other => return other,
             }
