@@ -83,3 +83,39 @@ fn named(event: &impl Serialize) -> Event {
     let name = json["event"].as_str().unwrap_or("message");
     Event::default().event(name).data(json.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::broadcast;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_that_it_missed_events() {
+        let (sender, events) = broadcast::channel(2);
+        let (stopping, stop) = watch::channel(false);
+        let permit = Arc::new(tokio::sync::Semaphore::new(1));
+        let mut watcher = Watcher {
+            events,
+            stop,
+            _permit: permit.acquire_owned().await.unwrap(),
+        };
+        for replica_id in 1..=5 {
+            sender.send(ServerEvent::Leader { replica_id }).unwrap();
+        }
+        let missed = Missed {
+            event: "missed",
+            count: 3,
+        };
+        let text = |event: &Event| format!("{event:?}");
+        let next = watcher.next().await.unwrap();
+        assert_eq!(text(&next), text(&named(&missed)));
+        let next = watcher.next().await.unwrap();
+        assert_eq!(
+            text(&next),
+            text(&named(&ServerEvent::Leader { replica_id: 4 }))
+        );
+        stopping.send(true).unwrap();
+        assert!(watcher.next().await.is_none());
+    }
+}
