@@ -177,7 +177,9 @@ impl Core {
                 continue;
             }
             session.login_due = None;
-            session.login_sent = Some(now);
+            // Only the first login of a connection is answered; what follows a later one is.
+            session.accepted = session.logged_in_once;
+            session.login_sent = (!session.logged_in_once).then_some(now);
             session.login_weight = weight;
             let login = Login {
                 group: self.config.group.clone(),

@@ -76,7 +76,7 @@ pub(super) struct Session {
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
     /// When to log in (again).
     pub(super) login_due: Option<Instant>,
-    /// The login that awaits its answer.
+    /// The first login, while it awaits its answer.
     pub(super) login_sent: Option<Instant>,
     /// Whether the present incarnation is logged in.
     pub(super) accepted: bool,
