@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
-use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
+use skyschedule_common::ids::{ClientId, Incarnation};
 use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
 use skyschedule_common::share::{MAX_TOTAL, Share};
 
 use super::command::{Change, Joining, Update};
-use super::effect::{Effect, Event, JoinRefusal, Parting};
+use super::effect::{Event, JoinRefusal, Parting};
 use super::settings::{Settings, SettingsError};
+
+/// What clients claim to know is believed up to this number: above it, counting on could overflow.
+pub(super) const MAX_CLAIM: u64 = 1 << 62;
 
 /// The clients that share one task table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -172,8 +175,11 @@ impl Group {
                 events.push(Event::LeaseLength(*lease));
             }
             Change::Recover { number, epoch } => {
-                self.next = self.next.max(number.saturating_add(1));
-                self.counter = self.counter.max(epoch.quorum.saturating_add(1));
+                if (*number).max(epoch.quorum) > MAX_CLAIM {
+                    return events;
+                }
+                self.next = self.next.max(number + 1);
+                self.counter = self.counter.max(epoch.quorum + 1);
                 events.push(Event::Recovered);
             }
             Change::Join { members, start } => {
@@ -213,14 +219,16 @@ impl Group {
             }
             Change::Update { members, start } => self.update(members, *start, &mut events),
             Change::Vacate { clients, start } => {
+                let mut freed = Vec::new();
                 for client in clients {
                     if let Some(vacancy) = self.vacancies.remove(client) {
                         events.push(Event::Vacated {
                             client: client.clone(),
                         });
-                        self.free(&vacancy.target);
+                        freed.push(vacancy.target);
                     }
                 }
+                self.free(&freed, *start);
                 self.replan(*start, &mut events);
             }
             Change::Start => {
@@ -247,6 +255,11 @@ impl Group {
         }
         if let Err(error) = settings.validate() {
             events.push(Event::ConfigureRefused(error));
+            return;
+        }
+        let modulo = settings.numbering == Numbering::Modulo;
+        if modulo && self.weight_sum() > u64::from(MAX_TOTAL) {
+            events.push(Event::ConfigureRefused(SettingsError::TotalTooLarge));
             return;
         }
         let renumbers = (settings.numbering, settings.max_slots)
@@ -322,7 +335,9 @@ impl Group {
             }
             _ => {}
         }
-        let sum = self.weight_sum() + u64::from(joining.weight);
+        let vacancy = self.vacancies.get(&joining.client);
+        let kept = vacancy.map_or(0, |vacancy| u64::from(vacancy.weight));
+        let sum = self.weight_sum() - kept + u64::from(joining.weight);
         let too_large = self.settings.numbering == Numbering::Modulo && sum > u64::from(MAX_TOTAL);
         too_large.then_some(JoinRefusal::TotalTooLarge)
     }
@@ -366,9 +381,7 @@ impl Group {
                 vacant,
             });
         }
-        for share in freed {
-            self.free(&share);
-        }
+        self.free(&freed, start);
         self.replan(start, events);
     }
 
@@ -444,26 +457,19 @@ impl Group {
 }
 
 /// Answers when the cluster can keep no further group.
-pub(super) fn refuse_all(group: &GroupName, change: &Change) -> Vec<Effect> {
-    let refused = |event| Effect::Group {
-        group: group.clone(),
-        event,
-    };
+pub(super) fn refuse_all(change: &Change) -> Vec<Event> {
     match change {
         Change::Join { members, .. } => members
             .iter()
-            .map(|joining| {
-                let (client, incarnation) = (joining.client.clone(), joining.incarnation);
-                refused(Event::JoinRefused {
-                    client,
-                    incarnation,
-                    why: JoinRefusal::TooManyGroups,
-                })
+            .map(|joining| Event::JoinRefused {
+                client: joining.client.clone(),
+                incarnation: joining.incarnation,
+                why: JoinRefusal::TooManyGroups,
             })
             .collect(),
-        Change::Configure { .. } => vec![refused(Event::ConfigureRefused(
-            SettingsError::TooManyGroups,
-        ))],
+        Change::Configure { .. } => {
+            vec![Event::ConfigureRefused(SettingsError::TooManyGroups)]
+        }
         _ => Vec::new(),
     }
 }

@@ -3,11 +3,11 @@
 
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
-use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_common::protocol::messages::{Consistency, Numbering};
 use skyschedule_common::share::{Numbers, Share};
 
 use super::effect::Event;
-use super::group::{Group, Handover, Member};
+use super::group::{Group, Handover, MAX_CLAIM, Member};
 use super::plan::{self, Seat};
 
 impl Group {
@@ -16,12 +16,7 @@ impl Group {
     /// A barrier of which nothing is granted yet takes in whatever changes; a later one is started by
     /// `start`, which pacing decides. In a slot group handovers follow one another without waiting.
     pub(super) fn replan(&mut self, start: bool, events: &mut Vec<Event>) {
-        let open = match (self.handover, self.settings.numbering) {
-            (None, _) => start,
-            (Some(handover), Numbering::Modulo) => !handover.granted,
-            (Some(handover), Numbering::Slots(_)) => start || !handover.granted,
-        };
-        if self.outdated && open {
+        if self.outdated && self.may_plan(start) {
             self.make_targets();
             if self.handover.is_none() {
                 self.handover = Some(Handover { granted: false });
@@ -29,6 +24,14 @@ impl Group {
             }
         }
         self.progress(events);
+    }
+
+    fn may_plan(&self, start: bool) -> bool {
+        match (self.handover, self.settings.numbering) {
+            (None, _) => start,
+            (Some(handover), Numbering::Modulo) => !handover.granted,
+            (Some(handover), Numbering::Slots(_)) => start || !handover.granted,
+        }
     }
 
     /// Members and vacancies as the plan sees them, the oldest first.
@@ -41,12 +44,20 @@ impl Group {
                 Numbers::EMPTY
             }
         };
+        let working = |member: &Member| {
+            if member.held.total() == member.target.total() {
+                present(&member.held)
+            } else {
+                Numbers::EMPTY
+            }
+        };
         let members = self.members.iter().map(|(&number, member)| {
             (
                 number,
                 Seat {
                     weight: member.effective_weight(),
                     present: present(&member.target),
+                    working: working(member),
                 },
             )
         });
@@ -56,6 +67,7 @@ impl Group {
                 Seat {
                     weight: vacancy.weight,
                     present: present(&vacancy.target),
+                    working: Numbers::EMPTY,
                 },
             )
         });
@@ -87,24 +99,32 @@ impl Group {
         self.outdated = false;
     }
 
-    /// Rows that nobody is promised any more go to the live member with the fewest, under the present
-    /// total, until the next plan.
-    pub(super) fn free(&mut self, share: &Share) {
-        if share.is_empty() {
+    /// Nobody is promised these rows any more. Unless a plan is made at once, they go to the live members
+    /// with the fewest, under the present total, until the next plan.
+    pub(super) fn free(&mut self, shares: &[Share], start: bool) {
+        if shares.iter().all(Share::is_empty) {
             return;
         }
         self.outdated = true;
-        let receiver = self
-            .members
-            .values_mut()
-            .filter(|member| {
-                member.effective_weight() > 0 && member.target.total() == share.total()
-            })
-            .min_by_key(|member| member.target.numbers().len());
-        if let Some(member) = receiver {
-            let numbers = member.target.numbers().union(share.numbers());
-            member.target =
-                Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+        if self.may_plan(start) {
+            return;
+        }
+        let most = self.settings.max_slots.map_or(u64::MAX, u64::from);
+        for share in shares {
+            let receiver = self
+                .members
+                .values_mut()
+                .filter(|member| {
+                    member.effective_weight() > 0 && member.target.total() == share.total()
+                })
+                .min_by_key(|member| member.target.numbers().len());
+            if let Some(member) = receiver {
+                let present = member.target.numbers();
+                let room = most.saturating_sub(present.len());
+                let numbers = present.union(&plan::first_n(share.numbers(), room));
+                member.target =
+                    Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+            }
         }
     }
 
@@ -128,7 +148,11 @@ impl Group {
         };
     }
 
+    /// The others go on without a member's release. In an exclusive group nobody does.
     pub(super) fn overtake(&mut self, number: u64, epoch: Epoch, events: &mut Vec<Event>) {
+        if self.settings.consistency == Consistency::Exclusive {
+            return;
+        }
         let Some(member) = self.members.get_mut(&number) else {
             return;
         };
@@ -145,7 +169,7 @@ impl Group {
         let Some(member) = self.members.get_mut(&number) else {
             return;
         };
-        if epoch > member.epoch {
+        if epoch > member.epoch && epoch.quorum <= MAX_CLAIM {
             self.counter = self.counter.max(epoch.quorum);
             let told = member.told.clone();
             tell(&mut self.counter, number, member, told, events);
@@ -158,7 +182,7 @@ impl Group {
             self.end(events);
             return;
         }
-        let numbering = self.settings.numbering;
+        let numbering = self.planned;
         for (&number, member) in &mut self.members {
             if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
                 let keeps = match numbering {
@@ -193,10 +217,12 @@ impl Group {
                     .iter()
                     .fold(member.target.clone(), |free, held| free.without(held)),
             };
-            if free != member.told {
+            // A grant takes nothing away: between two totals, a number that must wait may have rows that it holds.
+            let grows = member.held.is_within(&free) || broken(Rule::L11);
+            if grows && free != member.told {
+                granted |= !free.is_empty();
                 member.held = free.clone();
                 tell(&mut self.counter, number, member, free, events);
-                granted = true;
             }
         }
         if let Some(handover) = &mut self.handover {

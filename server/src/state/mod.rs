@@ -47,16 +47,10 @@ impl State {
             Command::Ready { leader } => return vec![Effect::Ready { leader: *leader }],
             Command::Group { group, change } => (group, change),
         };
-        if !self.groups.contains_key(name) {
-            if self.groups.len() >= MAX_GROUPS {
-                return group::refuse_all(name, change);
-            }
-            self.groups.insert(name.clone(), Group::default());
-        }
-        let Some(group) = self.groups.get_mut(name) else {
-            return Vec::new();
+        let events = match self.groups.get_mut(name) {
+            Some(group) => group.apply(change),
+            None => self.found(name, change),
         };
-        let events = group.apply(change);
         events
             .into_iter()
             .map(|event| Effect::Group {
@@ -64,6 +58,19 @@ impl State {
                 event,
             })
             .collect()
+    }
+
+    /// A group comes into being with the first change that leaves a trace.
+    fn found(&mut self, name: &GroupName, change: &Change) -> Vec<Event> {
+        if self.groups.len() >= MAX_GROUPS {
+            return group::refuse_all(change);
+        }
+        let mut group = Group::default();
+        let events = group.apply(change);
+        if group != Group::default() {
+            self.groups.insert(name.clone(), group);
+        }
+        events
     }
 
     /// The groups by name.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
+use skyschedule_common::share::MAX_TOTAL;
 
 /// Shortest lease: three heartbeats, a reconnect and an election fit in.
 pub const MIN_LEASE: Millis = Millis(2_000);
@@ -91,6 +92,11 @@ pub enum SettingsError {
         "an available group that ever had a member cannot become exclusive: one of its clients may be working out of reach; use a new group"
     )]
     BecomesExclusive,
+    /// The weights of the members are too large for modulo.
+    #[error(
+        "the weights of the group's members add up to more than {MAX_TOTAL}, the most that modulo can divide by; lower them, or keep slots"
+    )]
+    TotalTooLarge,
     /// There are too many groups.
     #[error("this cluster has as many groups as it can keep")]
     TooManyGroups,
