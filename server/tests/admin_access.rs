@@ -136,3 +136,13 @@ fn a_head_that_never_ends_is_refused() {
     // Once refused, nothing more is taken.
     while stream.write_all(line.as_bytes()).is_ok() {}
 }
+
+#[test]
+fn a_caller_that_does_not_read_is_closed() {
+    let server = Running::local();
+    let mut stream = server.connect();
+    let calls = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(100);
+    // Blocks once all buffers are full, and fails only when the server gives up.
+    while stream.write_all(calls.as_bytes()).is_ok() {}
+    assert_eq!(server.get("/healthz").status, 200);
+}

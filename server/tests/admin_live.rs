@@ -1,4 +1,10 @@
 //! Events, the page, and the description of the interface.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
 
 mod admin_common;
 

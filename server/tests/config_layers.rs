@@ -1,4 +1,10 @@
 //! Flag over environment over file over default; everything that is wrong is said at once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
 
 use std::ffi::OsString;
 use std::fs;
@@ -252,7 +258,9 @@ fn variables_that_orchestrators_inject_are_ignored() {
 fn what_is_wrong_is_named_with_its_place() {
     let given = Given::new(&[("blank", " \n"), ("ok", "walker\n")]);
     let user: Pairs = &[("user", "moon"), ("password_file", "{dir}/ok")];
-    let cases: &[(Pairs, Pairs, Option<&str>, &[&str])] = &[
+    /// Flags, environment and file; the beginnings of the problems.
+    type Case<'a> = (Pairs<'a>, Pairs<'a>, Option<&'a str>, &'a [&'a str]);
+    let cases: &[Case] = &[
         // Values.
         (
             &[("listen", "nowhere")],

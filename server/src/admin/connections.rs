@@ -13,6 +13,7 @@ use skyschedule_common::env;
 use skyschedule_common::env::net::{Stream, TcpListener};
 use tokio::sync::watch;
 
+use super::impatient::Impatient;
 use super::stopped;
 
 /// Most connections at a time.
@@ -64,7 +65,10 @@ async fn connection(stream: Stream, router: Router, mut stop: watch::Receiver<bo
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_LIMIT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(
+            TokioIo::new(Impatient::new(stream)),
+            TowerToHyperService::new(router),
+        );
     let mut serving = std::pin::pin!(serving);
     let ended = tokio::select! {
         ended = &mut serving => ended,

@@ -9,6 +9,7 @@ mod change;
 mod connections;
 mod error;
 mod events;
+mod impatient;
 mod page;
 mod probes;
 mod shapes;

@@ -2,6 +2,7 @@
 
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::ids::{GroupName, Membership};
+use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_common::share::Share;
 
 use super::Coordinator;
@@ -155,5 +156,9 @@ fn total(group: &Group) -> u32 {
         .members()
         .values()
         .map(|member: &Member| &member.target);
-    targets.map(Share::total).max().unwrap_or(0)
+    let of_members = targets.map(Share::total).max();
+    of_members.unwrap_or(match group.settings().numbering {
+        Numbering::Modulo => 0,
+        Numbering::Slots(slots) => slots,
+    })
 }
