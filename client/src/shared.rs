@@ -8,7 +8,7 @@ use skyschedule_common::share::{Share, ShareUnion};
 use tokio::sync::{Notify, watch};
 
 use crate::membership::{Farewell, Wishes};
-use crate::observe::{ConnectionState, Mode, Status};
+use crate::observe::{ConnectionState, Link, Mode, Status};
 use crate::permit::Permit;
 
 /// What users want of the driver. Only the newest of each kind counts, so it needs no queue.
@@ -105,8 +105,14 @@ impl Shared {
     pub(crate) fn end(&self, farewell: Farewell) {
         self.permit().end();
         self.publish_status(Status::default());
-        self.state
-            .send_if_modified(|state| !std::mem::replace(&mut state.closed, true));
+        self.state.send_modify(|state| {
+            state.closed = true;
+            state.membership = None;
+            state
+                .servers
+                .iter_mut()
+                .for_each(|server| server.link = Link::Down);
+        });
         self.farewell
             .send_if_modified(|known| known.replace(farewell) != Some(farewell));
         self.announce();

@@ -86,7 +86,8 @@ async fn close_drains_says_goodbye_and_ends_with_a_fin() {
     assert!(peer.hear().await.is_none(), "a FIN");
     drop(peer);
     assert_eq!(closing.await.unwrap(), Ok(()));
-    assert!(client.state().borrow().closed);
+    let state = client.state().borrow().clone();
+    assert!(state.closed && state.servers[0].link == Link::Down);
     assert_eq!(client.close().await, Ok(()), "once more");
 }
 
