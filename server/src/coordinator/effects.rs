@@ -199,7 +199,7 @@ impl Coordinator {
                 self.groups.entry(group.clone()).or_default().told_lease = Some(lease);
                 self.lengthen_idle_limits(group, lease);
             }
-            Event::Recovered => {}
+            Event::Updated { .. } | Event::Recovered => {}
         }
     }
 

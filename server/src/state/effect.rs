@@ -72,6 +72,11 @@ pub enum Event {
         /// What it held beyond what it was told.
         held: Share,
     },
+    /// A member's part of the whole changed; a new numbering follows when pacing allows it.
+    Updated {
+        /// Whose.
+        member: u64,
+    },
     /// A member's lease is not renewed any more.
     Fenced {
         /// Who.

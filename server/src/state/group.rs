@@ -403,7 +403,12 @@ impl Group {
                 }
             }
             member.draining = update.drain.unwrap_or(member.draining);
-            self.outdated |= member.effective_weight() != before;
+            if member.effective_weight() != before {
+                self.outdated = true;
+                events.push(Event::Updated {
+                    member: update.member,
+                });
+            }
         }
         self.replan(start, events);
     }
