@@ -509,7 +509,8 @@ fn login_conversation() -> Vec<(&'static str, BytesMut)> {
     let signature = server.verify(&proof).unwrap();
     check.verify(&signature).unwrap();
     let member = Membership::quorum(1);
-    let epoch = Epoch::quorum(1);
+    // It became a member under epoch 1, and was told its first share under epoch 2.
+    let epoch = Epoch::quorum(2);
     vec![
         ("client.hello", frame(ClientMessage::Hello(client_hello()))),
         (
