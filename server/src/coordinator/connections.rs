@@ -71,13 +71,6 @@ impl Coordinator {
             outbox,
         };
         self.connections.insert(id, connection);
-        self.send(
-            id,
-            ServerMessage::Serving {
-                mode: self.serving(),
-                hint: None,
-            },
-        );
         self.greet(id);
     }
 
@@ -102,9 +95,16 @@ impl Coordinator {
         (is != wanted).then(|| Refusal::new(Code::CONSISTENCY, &text, None))
     }
 
-    /// After a login: the connection carries the membership that it names, if that lives, and its
-    /// client is told what it missed (rule L13).
+    /// After a login: the client learns how it is served here, the connection carries the membership that
+    /// the login names, if that lives, and its client is told what it missed (rule L13).
     fn greet(&mut self, id: ConnectionId) {
+        self.send(
+            id,
+            ServerMessage::Serving {
+                mode: self.serving(),
+                hint: None,
+            },
+        );
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };

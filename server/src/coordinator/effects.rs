@@ -192,6 +192,12 @@ impl Coordinator {
                     group: group.to_string(),
                 });
                 self.answer_configure(group, Ok(()));
+                // The members learn their new terms.
+                let track = self.groups.get(group);
+                let members = track.into_iter().flat_map(|track| track.members.keys());
+                changes
+                    .welcome
+                    .extend(members.map(|member| (group.clone(), *member)));
             }
             Event::ConfigureRefused(error) => self.answer_configure(group, Err(error)),
             Event::LeaseLength(lease) => {
