@@ -412,7 +412,7 @@ fn weights_too_large_for_modulo_keep_a_group_in_slots() {
         ..Settings::default()
     };
     let mut world = World::new(Some(slots.clone()));
-    world.join(&[0, 1], 600_000, true);
+    world.join(&[0, 1], 40_000, true);
     let modulo = Settings {
         numbering: Numbering::Modulo,
         ..slots.clone()
@@ -435,9 +435,9 @@ fn a_client_that_comes_back_does_not_count_twice() {
         ..Settings::default()
     };
     let mut world = World::new(Some(settings));
-    world.join(&[0], 600_000, true);
+    world.join(&[0], 40_000, true);
     world.end(vec![1], true, true);
-    let events = world.join(&[0], 600_000, true);
+    let events = world.join(&[0], 40_000, true);
     assert!(matches!(events[0], Event::Joined { .. }), "{events:?}");
 }
 
