@@ -341,7 +341,10 @@ impl Coordinator {
                 .values()
                 .next()
                 .map_or(0, |member| member.told.total());
-            Some((total, group.epoch(), group.settings().settle))
+            let settings = group.settings();
+            // Only barriers keep their distance: in a slot group the rest works on undisturbed.
+            let settle = (settings.numbering == Numbering::Modulo).then_some(settings.settle);
+            Some((total, group.epoch(), settle))
         });
         let Some((total, epoch, settle)) = shown else {
             return;
@@ -351,8 +354,7 @@ impl Coordinator {
             .handover_began
             .take()
             .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
-        track.last_took = took;
-        track.not_before = Some(now + settle.duration().max(took));
+        track.not_before = settle.map(|settle| now + settle.duration().max(took));
         tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
         self.metrics.handover(group, took);
         self.handle.publish(ServerEvent::Renumbered {

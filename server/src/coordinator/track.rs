@@ -35,8 +35,6 @@ pub(super) struct GroupTrack {
     /// When the first of them came.
     pub(super) gathering_since: Option<Instant>,
     pub(super) handover_began: Option<Instant>,
-    /// How long the last handover took.
-    pub(super) last_took: Duration,
     /// The next barrier does not begin before.
     pub(super) not_before: Option<Instant>,
     pub(super) deaths: Deaths,
