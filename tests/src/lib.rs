@@ -34,3 +34,5 @@ mod process;
 pub mod proxy;
 #[cfg(not(sim))]
 pub mod server;
+#[cfg(sim)]
+pub mod sim;
