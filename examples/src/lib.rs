@@ -1,1 +1,3 @@
-//! SkySchedule.
+//! Runnable examples of SkySchedule.
+
+pub mod demo;
