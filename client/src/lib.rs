@@ -69,6 +69,8 @@ mod membership;
 mod observe;
 mod permit;
 mod shared;
+#[cfg(feature = "sql")]
+pub mod sql;
 mod work;
 
 pub use builder::Builder;
