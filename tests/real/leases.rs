@@ -1,5 +1,11 @@
 //! Pauses, cut networks and blocked handlers: what a lease survives, and what it does not.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::time::Duration;
 
 use rustix::process::Signal;

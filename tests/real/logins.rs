@@ -1,5 +1,11 @@
 //! Who is let in, who is not, and what they are told.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,5 +1,11 @@
 //! Clients come and go: in order, abruptly, and while they work.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::time::Duration;
 
 use rustix::process::Signal;

@@ -1,5 +1,11 @@
 //! Servers come and go, and clients do not mind.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::time::Duration;
 
 use rustix::process::Signal;

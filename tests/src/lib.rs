@@ -7,6 +7,7 @@
 //! | [`server`] | a `skyschedule serve` process: started, signalled, killed, restarted where it was |
 //! | [`member`] | a `test-client` process: a real client that tells what it sees and does what it is told |
 //! | [`numbering`] | whether members divide the rows among themselves, and the wait until they do |
+//! | [`ledger`] | whether no row had two workers, or none |
 //! | [`admin`] | the server's admin interface |
 //! | [`peer`] | the protocol by hand: what no honest client would send |
 //! | [`proxy`] | a bad network between a client and a server |
@@ -22,6 +23,8 @@
 
 #[cfg(not(sim))]
 pub mod admin;
+#[cfg(not(sim))]
+pub mod ledger;
 #[cfg(not(sim))]
 pub mod member;
 #[cfg(not(sim))]

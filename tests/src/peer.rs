@@ -15,7 +15,7 @@ use skyschedule_common::protocol::messages::{
 };
 use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION};
 use skyschedule_common::share::Share;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::codec::{Decoder, Framed};
 
@@ -87,6 +87,22 @@ impl Peer {
             env::timeout(PATIENCE, self.0.send(message)).await,
             Ok(Ok(()))
         )
+    }
+
+    /// Sends bytes as they are.
+    pub async fn send_bytes(&mut self, bytes: &[u8]) {
+        assert!(self.try_send_bytes(bytes).await, "the server takes bytes");
+    }
+
+    /// Sends bytes as they are; false when the connection is over, or the server has not taken them in time.
+    pub async fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
+        let write = self.0.get_mut().write_all(bytes);
+        matches!(env::timeout(3 * PATIENCE, write).await, Ok(Ok(())))
+    }
+
+    /// Reads and forgets what has come so far.
+    pub async fn skip(&mut self) {
+        while let Ok(Some(Ok(_))) = env::timeout(Duration::from_micros(10), self.0.next()).await {}
     }
 
     /// The server's next message; `None` when it ended the connection.

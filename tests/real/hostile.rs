@@ -1,0 +1,628 @@
+//! Strangers and broken clients: each is closed within its deadline, the server's memory stays bounded, and
+//! honest clients are numbered meanwhile as if nothing were.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a helper of a test may fail and print like the test itself"
+)]
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use bytes::{BufMut as _, BytesMut};
+use futures_util::future::join_all;
+use skyschedule_client::{Client, Epoch};
+use skyschedule_common::env::{self, net::Stream};
+use skyschedule_common::ids::Membership;
+use skyschedule_common::protocol::codec;
+use skyschedule_common::protocol::messages::{ClientMessage, Code, ServerMessage};
+use skyschedule_common::share::Share;
+use skyschedule_tests::member::Member;
+use skyschedule_tests::numbering::{numbered, settled};
+use skyschedule_tests::peer::{Peer, connect_from, exchange, hello, login, read_to_end};
+use skyschedule_tests::server::{PASSWORD, Server, USER};
+use tokio::io::AsyncWriteExt as _;
+
+const GROUP: &str = "1000";
+
+/// A server gives a stranger so much time for its login.
+const LOGIN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How much later than its deadline a connection may be closed on a busy machine.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// Ten times what is aimed at on an idle machine.
+const NUMBERED: Duration = Duration::from_secs(10);
+
+/// By so much the server's memory may grow, whatever strangers do.
+const MEMORY: u64 = 64 * 1024 * 1024;
+
+/// A server with an honest client that works all the time.
+struct Scene {
+    server: Server,
+    honest: Member,
+    epoch: Option<String>,
+    memory: u64,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let server = Server::start().await;
+        server.admin().short_leases(GROUP).await;
+        let honest = Member::start(server.address(), GROUP, "honest");
+        let epoch = settled(&[&honest]).await.rows[0].epoch.clone();
+        let memory = server.memory();
+        Self {
+            server,
+            honest,
+            epoch,
+            memory,
+        }
+    }
+
+    /// A new client becomes a member of a group of its own at once, whatever goes on.
+    async fn numbers_a_newcomer(&self) {
+        let start = env::now();
+        let client = Client::builder()
+            .servers([self.server.address().to_string()])
+            .group("newcomers")
+            .credentials(USER, PASSWORD)
+            .connect()
+            .await
+            .unwrap();
+        client.acquire().await.unwrap();
+        println!("numbered within {:?}", start.elapsed());
+        assert!(start.elapsed() < NUMBERED, "{:?}", start.elapsed());
+        client.close().await.unwrap();
+    }
+
+    /// The honest client noticed nothing, and the server's memory has not grown much.
+    async fn is_undisturbed(&self) {
+        let now = numbered(&[&self.honest]).await;
+        assert_eq!(now.rows[0].epoch, self.epoch, "{}", self.honest);
+        let asking = self
+            .honest
+            .history()
+            .iter()
+            .filter(|rows| rows.settled && !rows.is_leased())
+            .count();
+        assert_eq!(asking, 0, "its lease lasted: {}", self.honest);
+        self.memory_is_bounded();
+    }
+
+    fn memory_is_bounded(&self) {
+        let grown = self.server.memory().saturating_sub(self.memory);
+        println!("memory grew by {} KiB", grown / 1_024);
+        assert!(grown < MEMORY, "memory grew by {grown} bytes");
+    }
+
+    async fn stranger(&self) -> Stream {
+        Stream::connect(self.server.address()).await.unwrap()
+    }
+
+    /// Connections that each begin with these bytes and send no more are closed, all at the same time.
+    async fn closes(&self, beginnings: Vec<Vec<u8>>, within: Duration) {
+        let connections = beginnings.into_iter().map(|bytes| async move {
+            let mut stream = self.stranger().await;
+            // The server may have closed it already.
+            let _ = stream.write_all(&bytes).await;
+            read_to_end(&mut stream, within).await
+        });
+        join_all(connections).await;
+    }
+}
+
+fn random(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    env::rng::fill(&mut bytes);
+    bytes
+}
+
+fn frame(body: &[u8]) -> BytesMut {
+    let mut frame = BytesMut::new();
+    frame.put_u32(u32::try_from(body.len()).unwrap());
+    frame.put_slice(body);
+    frame
+}
+
+fn message(message: &ClientMessage) -> BytesMut {
+    frame(&codec::encode(message, codec::MAX_FRAME).unwrap())
+}
+
+#[tokio::test]
+async fn garbage_is_closed_at_the_latest_when_a_login_would_be_due() {
+    let scene = Scene::new().await;
+    let mut beginnings: Vec<Vec<u8>> = (0..200).map(|length| random(length * 7)).collect();
+    beginnings.push(b"GET / HTTP/1.1\r\nHost: sky\r\n\r\n".to_vec());
+    // The beginning of TLS, and of SSH.
+    beginnings.push(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec());
+    beginnings.push(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec());
+    let start = env::now();
+    let (_, ()) = tokio::join!(
+        scene.closes(beginnings, LOGIN_DEADLINE + SLACK),
+        scene.numbers_a_newcomer()
+    );
+    println!("all closed after {:?}", start.elapsed());
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn a_frame_of_4_gib_and_other_impossible_lengths_are_refused_on_sight() {
+    let scene = Scene::new().await;
+    let lengths = [u32::MAX, 1 << 31, 1 << 20, 4_097, 0];
+    let beginnings = lengths
+        .iter()
+        .map(|length| length.to_be_bytes().to_vec())
+        .collect();
+    scene.closes(beginnings, LOGIN_DEADLINE / 2).await;
+
+    // Also from a client that is logged in.
+    for length in [u32::MAX, (1 << 20) + 1, 0] {
+        let mut peer = Peer::logged_in(scene.server.address(), GROUP, "evil").await;
+        peer.send_bytes(&length.to_be_bytes()).await;
+        let said = peer.ended_within(LOGIN_DEADLINE / 2).await;
+        assert!(
+            matches!(said.last(), Some(ServerMessage::Refused(refusal)) if refusal.code == Code::PROTOCOL),
+            "{said:?}"
+        );
+    }
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn half_frames_are_waited_for_no_longer_than_the_login_may_take() {
+    let scene = Scene::new().await;
+    let whole = message(&ClientMessage::Hello(hello()));
+    let beginnings = (0..whole.len())
+        .map(|length| whole[..length].to_vec())
+        .collect();
+    scene.closes(beginnings, LOGIN_DEADLINE + SLACK).await;
+
+    // What a frame announces costs nothing before it comes, also after the login.
+    let mut announcing = Vec::new();
+    for at in 0..100 {
+        let mut peer = Peer::logged_in(scene.server.address(), GROUP, &format!("evil-{at}")).await;
+        peer.send_bytes(&(1_u32 << 20).to_be_bytes()).await;
+        peer.send_bytes(&random(1_000)).await;
+        announcing.push(peer);
+    }
+    scene.numbers_a_newcomer().await;
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn slow_senders_get_no_more_time_than_others() {
+    let scene = Scene::new().await;
+    let trickle = |_| async {
+        let mut stream = scene.stranger().await;
+        let start = env::now();
+        for byte in message(&ClientMessage::Hello(hello())).iter().cycle() {
+            // They do not stop by themselves: the server must stop them.
+            if stream.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+            env::sleep(Duration::from_millis(300)).await;
+            assert!(
+                start.elapsed() < LOGIN_DEADLINE + SLACK,
+                "a slow sender is still connected"
+            );
+        }
+    };
+    let (_, ()) = tokio::join!(join_all((0..50).map(trickle)), scene.numbers_a_newcomer());
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn five_thousand_idle_connections_cost_little_and_are_closed() {
+    let scene = Scene::new().await;
+    let mut idle = Vec::new();
+    for _ in 0..5_000 {
+        idle.push(scene.stranger().await);
+    }
+    let connected = env::now();
+    scene.numbers_a_newcomer().await;
+    scene.memory_is_bounded();
+    for stream in &mut idle {
+        let left = (LOGIN_DEADLINE + SLACK).saturating_sub(connected.elapsed());
+        read_to_end(stream, left).await;
+    }
+    println!(
+        "all closed {:?} after the last was opened",
+        connected.elapsed()
+    );
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn who_knows_a_client_id_but_no_password_can_do_nothing_with_it() {
+    let scene = Scene::new().await;
+    let attempts = [
+        vec![],
+        vec![ClientMessage::AuthFirst {
+            user: USER.try_into().unwrap(),
+            nonce: exchange(USER, "x").nonce().clone(),
+        }],
+    ];
+    for before in attempts {
+        let mut peer = Peer::connect(scene.server.address()).await;
+        peer.send(ClientMessage::Hello(hello())).await;
+        for message in before {
+            peer.send(message).await;
+        }
+        peer.send(ClientMessage::Login(Box::new(login(GROUP, "honest"))))
+            .await;
+        let said = peer.ended_within(LOGIN_DEADLINE / 2).await;
+        assert!(
+            matches!(said.last(), Some(ServerMessage::Refused(refusal)) if refusal.code == Code::PROTOCOL),
+            "{said:?}"
+        );
+    }
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn thousands_of_failing_logins_keep_nobody_out() {
+    let scene = Scene::new().await;
+    let failing = |at: u8| {
+        let scene = &scene;
+        async move {
+            let source = Ipv4Addr::new(127, 0, 1, at % 30 + 1);
+            let mut stream = connect_from(source.into(), scene.server.address())
+                .await
+                .unwrap();
+            let first = ClientMessage::AuthFirst {
+                user: USER.try_into().unwrap(),
+                nonce: exchange(USER, "x").nonce().clone(),
+            };
+            let proof = ClientMessage::AuthProof { proof: [at; 32] };
+            for sent in [ClientMessage::Hello(hello()), first, proof] {
+                stream.write_all(&message(&sent)).await.unwrap();
+            }
+            read_to_end(&mut stream, LOGIN_DEADLINE + SLACK).await
+        }
+    };
+    let attempts = (0..3_000_u32).map(|at| failing(u8::try_from(at % 256).unwrap()));
+    let (answers, ()) = tokio::join!(join_all(attempts), scene.numbers_a_newcomer());
+    assert!(
+        answers.iter().all(|answer| !answer.is_empty()),
+        "each is told"
+    );
+    assert!(
+        scene
+            .server
+            .admin()
+            .metric("skyschedule_logins_total")
+            .await
+            >= 3_000.0
+    );
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_dropped() {
+    let scene = Scene::new().await;
+    let address = scene.server.address();
+    let (mut pulling, welcomed) = Peer::member(address, "deaf", "one").await;
+    let mut pinging = Peer::logged_in(address, "deaf", "two").await;
+    let pull = message(&ClientMessage::Pull {
+        membership: welcomed.membership,
+    });
+    let ping = message(&ClientMessage::Ping { seq: u64::MAX });
+    let start = env::now();
+    // Answers to pings wait in the system's buffers, which are bounded, for as long as they find room there.
+    tokio::select! {
+        () = async { while pulling.try_send_bytes(&pull).await {} } => (),
+        () = async {
+            while pinging.try_send_bytes(&ping).await {}
+            std::future::pending::<()>().await;
+        } => (),
+    }
+    println!("dropped after {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < LOGIN_DEADLINE + SLACK,
+        "{:?}",
+        start.elapsed()
+    );
+    scene.numbers_a_newcomer().await;
+    let dropped = scene
+        .server
+        .admin()
+        .metric("skyschedule_slow_readers_total")
+        .await;
+    assert!(dropped >= 1.0);
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn floods_of_messages_delay_nobody() {
+    let scene = Scene::new().await;
+    let address = scene.server.address();
+    let mut floods = Vec::new();
+    for at in 0..8_u64 {
+        let (peer, welcomed) = Peer::member(address, "flood", &format!("client-{at}")).await;
+        let membership = welcomed.membership;
+        let flood = match at % 4 {
+            0 => message(&ClientMessage::Heartbeat {
+                membership,
+                seq: at,
+                epoch: welcomed.epoch,
+                load: None,
+            }),
+            1 => message(&ClientMessage::Released {
+                membership,
+                epoch: welcomed.epoch,
+                keeping: Share::NONE,
+            }),
+            2 => message(&ClientMessage::Attach {
+                membership: Some(membership),
+                epoch: welcomed.epoch,
+            }),
+            _ => message(&ClientMessage::Detach { membership }),
+        };
+        floods.push((peer, flood.repeat(1_000)));
+    }
+    let until = env::now() + Duration::from_secs(4);
+    let flooding = join_all(floods.into_iter().map(|(mut peer, flood)| async move {
+        let mut sent = 0_u64;
+        while let Ok(true) = env::timeout_at(until, peer.try_send_bytes(&flood)).await {
+            sent += 1_000;
+            peer.skip().await;
+        }
+        sent
+    }));
+    let (sent, ()) = tokio::join!(flooding, async {
+        env::sleep(Duration::from_millis(500)).await;
+        scene.numbers_a_newcomer().await;
+    });
+    println!("sent {sent:?} messages");
+    scene.is_undisturbed().await;
+}
+
+/// A renumbering for each message would leave nobody time to work.
+#[tokio::test]
+async fn a_client_that_changes_its_weight_all_the_time_delays_nobody() {
+    let scene = Scene::new().await;
+    let (mut peer, welcomed) = Peer::member(scene.server.address(), "flood", "fickle").await;
+    let membership = welcomed.membership;
+    let update = |weight| {
+        message(&ClientMessage::Update {
+            membership,
+            weight: Some(weight),
+            handlers: None,
+            drain: None,
+        })
+    };
+    let flood: BytesMut = (0..500_u32)
+        .map(|at| update(at % 7))
+        .collect::<Vec<_>>()
+        .concat()[..]
+        .into();
+    let until = env::now() + Duration::from_secs(3);
+    tokio::join!(
+        async {
+            while let Ok(true) = env::timeout_at(until, peer.try_send_bytes(&flood)).await {
+                peer.skip().await;
+            }
+        },
+        scene.numbers_a_newcomer()
+    );
+    scene.is_undisturbed().await;
+}
+
+#[tokio::test]
+async fn what_is_too_large_or_impossible_inside_a_frame_ends_the_connection() {
+    let scene = Scene::new().await;
+    let address = scene.server.address();
+    let honest_login =
+        codec::encode(&ClientMessage::Login(Box::new(login(GROUP, "evil"))), 1_000).unwrap();
+    let heavy = {
+        let mut heavy = login(GROUP, "evil");
+        heavy.weight = 1_001;
+        message(&ClientMessage::Login(Box::new(heavy)))
+    };
+    // Its last byte says that there are no handlers: now there are 1,025.
+    let mut many_handlers = honest_login[..honest_login.len() - 1].to_vec();
+    many_handlers.extend([251, 0x01, 0x04]);
+    many_handlers.extend(b"\x01a".repeat(1_025));
+    let instead_of_a_login = [heavy, frame(&many_handlers), frame(&[3; 300]), frame(&[99])];
+    for bytes in instead_of_a_login {
+        let mut peer = Peer::authenticated(address).await;
+        peer.send_bytes(&bytes).await;
+        refused(peer).await;
+    }
+    // A share of 2^20 + 1, and one of more ranges than there can be.
+    let mut huge_total = vec![8, 1, 0, 1, 0, 0, 252];
+    huge_total.extend(((1_u32 << 20) + 1).to_le_bytes());
+    huge_total.push(0);
+    let mut many_ranges = vec![8, 1, 0, 1, 0, 0, 252];
+    many_ranges.extend((1_u32 << 20).to_le_bytes());
+    many_ranges.extend([252, 0, 0, 2, 0]);
+    for at in 0..100_000_u32 {
+        for end in [2 * at, 2 * at] {
+            many_ranges.push(252);
+            many_ranges.extend(end.to_le_bytes());
+        }
+    }
+    for body in [huge_total, many_ranges[..1_000_000].to_vec()] {
+        let mut peer = Peer::logged_in(address, GROUP, "evil").await;
+        // It may be closed before all is sent.
+        peer.try_send_bytes(&frame(&body)).await;
+        refused(peer).await;
+    }
+    scene.is_undisturbed().await;
+}
+
+async fn refused(peer: Peer) {
+    let said = peer.ended_within(LOGIN_DEADLINE / 2).await;
+    assert!(
+        matches!(
+            said.last(),
+            None | Some(ServerMessage::Refused(_) | ServerMessage::Serving { .. })
+        ),
+        "{said:?}"
+    );
+}
+
+#[tokio::test]
+async fn nobody_can_speak_for_another_member() {
+    let scene = Scene::new().await;
+    let address = scene.server.address();
+    let (mut victim, welcomed) = Peer::member(address, GROUP, "victim").await;
+    let membership = welcomed.membership;
+    let (mut evil, _) = Peer::member(address, GROUP, "evil").await;
+    let epoch = Epoch::quorum(50);
+    let words = || {
+        [
+            ClientMessage::Released {
+                membership,
+                epoch,
+                keeping: Share::NONE,
+            },
+            ClientMessage::Update {
+                membership,
+                weight: Some(0),
+                handlers: None,
+                drain: Some(true),
+            },
+            ClientMessage::Detach { membership },
+            ClientMessage::Goodbye { membership },
+        ]
+    };
+    for word in words() {
+        evil.send(word).await;
+    }
+    // Not even under its name: another incarnation is another client.
+    let mut thief = login(GROUP, "victim");
+    thief.membership = Some(membership);
+    let mut false_victim = Peer::authenticated(address).await;
+    false_victim
+        .send(ClientMessage::Login(Box::new(thief)))
+        .await;
+    for word in words() {
+        false_victim.send(word).await;
+    }
+    false_victim.send(ClientMessage::Pull { membership }).await;
+    false_victim
+        .until(|message| matches!(message, ServerMessage::Gone { .. }).then_some(()))
+        .await;
+
+    victim.heartbeat(membership, 1, welcomed.epoch).await;
+    let group = scene.server.admin().group(GROUP).await.unwrap();
+    let shown = group["members"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|member| member["client_id"] == "victim");
+    assert_eq!(shown.unwrap()["weight"], 1, "{group}");
+    assert_ne!(shown.unwrap()["state"], "draining", "{group}");
+
+    // Nor can anybody keep it alive: it falls silent, and is dropped at the end of its lease.
+    let deadline = env::now() + Duration::from_secs(2) + SLACK;
+    let mut seq = 0;
+    while scene
+        .server
+        .admin()
+        .members(GROUP)
+        .await
+        .iter()
+        .any(|member| member == "victim")
+    {
+        assert!(
+            env::now() < deadline,
+            "somebody else's heartbeats keep it alive"
+        );
+        seq += 1;
+        evil.send(ClientMessage::Heartbeat {
+            membership,
+            seq,
+            epoch,
+            load: None,
+        })
+        .await;
+        evil.until(|message| match message {
+            ServerMessage::Alive {
+                membership: renewed,
+                ..
+            } => {
+                panic!("renewed {renewed} for somebody else")
+            }
+            ServerMessage::Gone { .. } => Some(()),
+            _ => None,
+        })
+        .await;
+        env::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Counters that no server gave must neither overflow nor lock honest clients out.
+#[tokio::test]
+async fn invented_memberships_and_epochs_harm_nobody() {
+    let scene = Scene::new().await;
+    let address = scene.server.address();
+    let invented = [
+        u64::MAX,
+        u64::MAX - 1,
+        1 << 63,
+        (1 << 62) + 1,
+        1 << 62,
+        (1 << 62) - 1,
+    ];
+    for (at, number) in invented.into_iter().enumerate() {
+        let (membership, epoch) = (Membership::quorum(number), Epoch::quorum(number));
+        let claims = [
+            ClientMessage::Attach {
+                membership: Some(membership),
+                epoch,
+            },
+            ClientMessage::Heartbeat {
+                membership,
+                seq: 1,
+                epoch,
+                load: None,
+            },
+            ClientMessage::Released {
+                membership,
+                epoch,
+                keeping: Share::NONE,
+            },
+        ];
+        // As one that claims to have been a member, and as one that is.
+        let mut returning = login("claims", &format!("returning-{at}"));
+        (returning.membership, returning.epoch) = (Some(membership), epoch);
+        let mut peer = Peer::authenticated(address).await;
+        peer.try_send(ClientMessage::Login(Box::new(returning)))
+            .await;
+        for claim in claims {
+            peer.try_send(claim).await;
+        }
+        let (mut peer, welcomed) = Peer::member(address, "claims", &format!("present-{at}")).await;
+        peer.try_send(ClientMessage::Heartbeat {
+            membership: welcomed.membership,
+            seq: 1,
+            epoch,
+            load: None,
+        })
+        .await;
+        let goodbye = ClientMessage::Goodbye {
+            membership: welcomed.membership,
+        };
+        peer.try_send(goodbye).await;
+    }
+    // An honest client joins this very group, and keeps its membership.
+    let server = &scene.server;
+    let member = Member::start(server.address(), "claims", "honest");
+    member.has_rows().await;
+    let membership = member.membership_other_than(None).await;
+    env::sleep(Duration::from_secs(7)).await;
+    assert!(member.rows().is_leased(), "{member}");
+    assert_eq!(member.membership(), Some(membership), "{member}");
+    assert_eq!(
+        server.admin().members("claims").await,
+        ["honest"],
+        "{}",
+        server.log()
+    );
+    scene.is_undisturbed().await;
+}
