@@ -19,7 +19,7 @@ pub(super) struct Expected<'a> {
     /// The consumer that was killed.
     pub(super) killed: Option<&'a str>,
     /// What it may have executed without marking it.
-    pub(super) batch: u32,
+    pub(super) batch: u16,
     /// Whether every task must be done.
     pub(super) complete: bool,
 }
@@ -89,7 +89,10 @@ impl Audit {
 
 /// First by the killed consumer, then by one other.
 fn is_explained(by: &[&Execution], killed: Option<&str>) -> bool {
-    let clients: BTreeSet<&str> = by.iter().map(|execution| execution.client.as_str()).collect();
+    let clients: BTreeSet<&str> = by
+        .iter()
+        .map(|execution| execution.client.as_str())
+        .collect();
     let first = by.iter().min_by_key(|execution| execution.finished_us);
     by.len() == 2
         && clients.len() == 2
@@ -129,7 +132,10 @@ mod tests {
     fn each_task_executed_once_is_good() {
         let audit = audit([1; 4], &ALL, true);
         assert!(audit.is_good(), "{audit:?}");
-        assert_eq!((audit.executed, audit.twice, audit.by_client["a"]), (4, 0, 2));
+        assert_eq!(
+            (audit.executed, audit.twice, audit.by_client["a"]),
+            (4, 0, 2)
+        );
     }
 
     #[test]
@@ -142,7 +148,12 @@ mod tests {
     #[test]
     fn a_task_that_vanished_is_lost() {
         let statuses: Vec<_> = IDS.skip(1).map(|id| (id, 1)).collect();
-        let expected = Expected { ids: &IDS, killed: None, batch: 1, complete: true };
+        let expected = Expected {
+            ids: &IDS,
+            killed: None,
+            batch: 1,
+            complete: true,
+        };
         assert_eq!(Audit::of(&statuses, &ledger(&ALL), expected).lost, 1);
     }
 

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_speed_forgets_what_is_long_ago() {
         let mut speed = Speed::default();
-        let at = |millis| Instant::from_nanos(millis * 1_000_000);
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
         assert!(speed.take(at(0), 0) < 0.1);
         assert!((speed.take(at(1_000), 500) - 500.0).abs() < 0.1);
         for tick in 2..100 {

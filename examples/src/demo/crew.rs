@@ -45,6 +45,7 @@ impl Consumer {
             .args(["--batch", &options.batch.to_string()])
             .args(["--concurrency", &options.concurrency.to_string()])
             .args(["--work-us", &options.work_us.to_string()])
+            .args(options.slots.map(|slots| format!("--slots={slots}")))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -47,7 +47,6 @@ pub(super) struct Director {
 pub(super) struct Ended {
     pub(super) folder: Folder,
     pub(super) table: Table,
-    pub(super) screen: Screen,
     pub(super) story: Story,
 }
 
@@ -129,7 +128,6 @@ impl Play {
         Ended {
             folder: self.d.folder,
             table: self.d.table,
-            screen: self.d.screen,
             story: self.story,
         }
     }
@@ -155,7 +153,7 @@ impl Play {
                 self.event(
                     Mark::Server,
                     "the server is stopped",
-                    "The consumers go on: each may trust its rows until its lease of 6 s ends.",
+                    "The consumers go on with their rows; their leases last for 6 s.",
                 );
             }
             Happening::ServerIsBack { away, rows_moved } => self.server_is_back(away, rows_moved),
@@ -232,7 +230,11 @@ impl Play {
                 self.event(Mark::Bad, &text, "");
             }
             ServerEvent::Delayed { client_id, .. } => {
-                self.event(Mark::Bad, &format!("{client_id} must wait before it joins"), "");
+                self.event(
+                    Mark::Bad,
+                    &format!("{client_id} must wait before it joins"),
+                    "",
+                );
             }
             _ => {}
         }
@@ -268,23 +270,35 @@ impl Play {
             epoch,
         });
         let took = shown(took_ms);
-        let alive = self.clients.iter().filter(|client| client.is_alive()).count();
+        let alive = self
+            .clients
+            .iter()
+            .filter(|client| client.is_alive())
+            .count();
         match cause {
             Cause::Start => return,
             Cause::Killed => {
                 if let Some(kill) = &mut self.story.kill {
                     kill.renumbered_ms = Some(took_ms);
                 }
+                let owners = match alive {
+                    0 => "its rows wait for the next consumer".to_owned(),
+                    1 => "the other one has all rows".to_owned(),
+                    _ => format!("the other {alive} share all rows"),
+                };
                 self.event(
                     Mark::Plain,
-                    &format!("{took} after the kill, the other {alive} share all rows"),
-                    "What it had not marked as done is still due: its new owner executes it.",
+                    &format!("{took} after the kill, {owners}"),
+                    "Nothing is lost: a task that it had not marked as done is still due.",
                 );
+            }
+            Cause::Joined if alive == 1 => {
+                self.event(Mark::Plain, &format!("{took} later, it has all rows"), "");
             }
             Cause::Joined => self.event(
                 Mark::Plain,
                 &format!("{took} later, all {alive} share the rows anew"),
-                "Each finished and marked what it ran before it gave rows away: none runs twice.",
+                "Each finished the tasks that it ran before it gave rows away.",
             ),
             Cause::Other => self.event(Mark::Plain, &format!("renumbered within {took}"), ""),
         }
@@ -301,10 +315,7 @@ impl Play {
             rows_moved,
         });
         let tasks = HumanCount(executed_meanwhile);
-        let text = format!(
-            "the server is back after {:.1} s; {tasks} tasks were done meanwhile",
-            away.as_secs_f64()
-        );
+        let text = format!("the server is back; {tasks} tasks were executed without it");
         let why = if rows_moved {
             "Rows changed their owners."
         } else {
@@ -339,7 +350,11 @@ impl Play {
             return;
         }
         let all = u64::from(self.d.options.tasks);
-        let alive = self.clients.iter().filter(|client| client.is_alive()).count();
+        let alive = self
+            .clients
+            .iter()
+            .filter(|client| client.is_alive())
+            .count();
         match self.script.due(self.done, all, alive) {
             Some(Act::Kill) => self.kill_one(),
             Some(Act::Join) => self.start_consumer(),
@@ -370,8 +385,9 @@ impl Play {
             name: name.clone(),
             server: self.d.server.address.to_string(),
             folder: self.d.folder.path().to_owned(),
-            batch: self.d.pace.batch,
-            concurrency: self.d.pace.concurrency,
+            batch: self.d.pace.batch.into(),
+            concurrency: self.d.pace.concurrency.into(),
+            slots: self.d.options.numbering.slots(),
             work_us: self.d.pace.work_us,
         };
         match Consumer::start(&self.d.program, &options, self.d.tell.clone()) {
@@ -425,7 +441,11 @@ impl Play {
     fn close(&mut self) {
         if self.closing.is_none() {
             self.closing = Some(env::now() + CLOSING);
-            for process in self.clients.iter().filter_map(|client| client.process.as_ref()) {
+            for process in self
+                .clients
+                .iter()
+                .filter_map(|client| client.process.as_ref())
+            {
                 process.stop();
             }
         }
@@ -438,7 +458,7 @@ impl Play {
             {
                 process.kill();
                 client.state = State::Killed;
-                let text = format!("{} was killed, since it did not end in time", client.name);
+                let text = format!("{} was killed before it said goodbye", client.name);
                 self.story.trouble.push(text);
             }
         }

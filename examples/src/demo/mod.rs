@@ -60,15 +60,15 @@ const GROUP: &str = "1000";
 const USER: &str = "moon";
 const PASSWORD: &str = "walker";
 
-const SLOTS: u32 = 1_024;
-
 /// Exit code of a demo that was stopped by a signal.
 const STOPPED: u8 = 130;
 
 /// Why the demo cannot be shown.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("temporary files, processes or signals cannot be used: {0}")]
+    #[error("no temporary folder can be made: {0}; set TMPDIR to a folder that can be written")]
+    Folder(#[source] io::Error),
+    #[error("the system refuses: {0}")]
     System(#[from] io::Error),
     #[error("the SQLite table cannot be used: {0}")]
     Table(#[from] sqlx::Error),
@@ -107,25 +107,23 @@ pub async fn run(cli: Cli) -> ExitCode {
 async fn show(options: Options) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
     let json = options.json || !io::stdout().is_terminal();
-    let screen = if json {
+    let screen = if json || console::is_dumb() {
         Screen::Lines
     } else {
         Screen::bars(options.tasks.into(), options.clients.into())
     };
     introduce(&screen, &options);
 
-    let folder = Folder::new()?;
+    let folder = Folder::new().map_err(Failure::Folder)?;
     let ids = ids(options.tasks);
     let table = Table::open(&folder.database(), 1).await?;
-    table.fill(&ids).await?;
-    let (numbering, name) = match options.numbering {
-        Numbering::Modulo => (messages::Numbering::Modulo, "modulo"),
-        Numbering::Slots => (messages::Numbering::Slots(SLOTS), "slots"),
-    };
+    let slots = options.numbering.slots();
+    table.fill(&ids, slots).await?;
+    let numbering = slots.map_or(messages::Numbering::Modulo, messages::Numbering::Slots);
     let (tell, inbox) = mpsc::channel(happening::WAITING);
     let server = ServerTask::start(folder.server(), numbering, tell.clone()).await?;
     let pace = options.pace();
-    let tasks = options.tasks;
+    let (tasks, name) = (options.tasks, options.numbering.name());
     let director = Director {
         options,
         pace,
@@ -138,7 +136,11 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
         inbox,
         began: env::now(),
     };
-    let Ended { folder, table, story, .. } = director.play(&mut signals).await;
+    let Ended {
+        folder,
+        table,
+        story,
+    } = director.play(&mut signals).await;
 
     let (statuses, ledger) = (table.statuses().await?, table.ledger().await?);
     let killed = story.kill.as_ref().map(|kill| kill.consumer.as_str());
@@ -146,8 +148,7 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
         ids: &ids,
         killed,
         batch: pace.batch,
-        // Stopped early, the rest is still to be done. Everything else must have been done by now.
-        complete: !story.interrupted,
+        complete: story.complete,
     };
     let audit = Audit::of(&statuses, &ledger, expected);
     table.close().await;
@@ -157,21 +158,28 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
 
 fn introduce(screen: &Screen, options: &Options) {
     let title = format!(
-        "SkySchedule: {} due tasks in one SQLite table, {} consumers, one server",
+        "SkySchedule: {} due tasks in one SQLite table, {}, one server",
         HumanCount(options.tasks.into()),
-        options.clients
+        counted(options.clients.into(), "consumer")
     );
     let numbered = match options.numbering {
-        Numbering::Modulo => {
-            "The server numbers the consumers, so that each knows its own rows by a simple\n  \
-             condition, id % total = number. No locks, no ZooKeeper, no two on one row."
-        }
-        Numbering::Slots => {
-            "The server gives each consumer some of 1,024 slots, and with them its own rows,\n  \
-             id & 1023. A change moves few slots. No locks, no ZooKeeper, no two on one row."
-        }
+        Numbering::Modulo => [
+            "Each consumer is a process. The server numbers them, so that each one knows",
+            "which rows are its own: id % total = number. It never touches the table.",
+        ],
+        Numbering::Slots => [
+            "Each consumer is a process. The server gives it some of 1,024 slots, and so",
+            "its own rows: slot = id & 1023. A change of members moves few of them.",
+        ],
     };
-    screen.title(&title, &["Each consumer is a process of its own.", numbered]);
+    let plan = "Soon one is killed, another one joins, and the server restarts.";
+    screen.title(&title, &[numbered[0], numbered[1], plan]);
+}
+
+/// `1 task`, `2 tasks`.
+fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", HumanCount(count))
 }
 
 fn tell_end(summary: &Summary, json: bool) -> Result<ExitCode, Failure> {

@@ -44,7 +44,13 @@ pub(super) struct Options {
         value_parser = clap::value_parser!(u16).range(1..=3_600))]
     pub(super) seconds: u16,
     /// How rows are divided among the consumers.
-    #[arg(long, env = "SKY_NUMBERING", hide_env = true, value_enum, default_value_t)]
+    #[arg(
+        long,
+        env = "SKY_NUMBERING",
+        hide_env = true,
+        value_enum,
+        default_value_t
+    )]
     pub(super) numbering: Numbering,
     /// Print one JSON object at the end and nothing else; so it is also when stdout is no terminal.
     #[arg(long, env = "SKY_JSON", hide_env = true)]
@@ -61,6 +67,23 @@ pub(super) enum Numbering {
     Slots,
 }
 
+impl Numbering {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Modulo => "modulo",
+            Self::Slots => "slots",
+        }
+    }
+
+    /// How many slots there are, if any.
+    pub(super) fn slots(self) -> Option<u32> {
+        match self {
+            Self::Modulo => None,
+            Self::Slots => Some(1_024),
+        }
+    }
+}
+
 /// What a consumer is told by its parent.
 #[derive(Debug, Clone, Args)]
 pub(super) struct WorkerOptions {
@@ -73,12 +96,15 @@ pub(super) struct WorkerOptions {
     /// The demo's folder.
     #[arg(long)]
     pub(super) folder: PathBuf,
-    /// Rows that are fetched and marked together.
+    /// The most tasks that are executed but not yet marked.
     #[arg(long)]
-    pub(super) batch: u32,
+    pub(super) batch: usize,
     /// Tasks at a time.
     #[arg(long)]
-    pub(super) concurrency: u32,
+    pub(super) concurrency: usize,
+    /// The number of slots that the table is indexed for.
+    #[arg(long)]
+    pub(super) slots: Option<u32>,
     /// How long each task takes, in microseconds.
     #[arg(long)]
     pub(super) work_us: u64,
@@ -87,10 +113,10 @@ pub(super) struct WorkerOptions {
 /// How fast the consumers work, so that the whole takes as long as the user wants to watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pace {
-    /// Rows that a consumer fetches and marks together.
-    pub(super) batch: u32,
+    /// The most tasks of one consumer that are executed but not yet marked.
+    pub(super) batch: u16,
     /// Tasks at a time in one consumer.
-    pub(super) concurrency: u32,
+    pub(super) concurrency: u16,
     /// How long each task takes, in microseconds.
     pub(super) work_us: u64,
 }
@@ -116,7 +142,8 @@ impl Options {
         const LONGEST_US: u64 = 500_000;
         let (tasks, clients) = (u64::from(self.tasks), u64::from(self.clients));
         // Small tables are taken in smaller bites, so that every act happens while there is work.
-        let batch = (self.tasks / u32::from(self.clients) / 20).clamp(1, 100);
+        let batch = (tasks / clients / 20).clamp(1, 100);
+        let batch = u16::try_from(batch).unwrap_or(100);
         let concurrency = batch.min(8);
         let work = u64::from(self.seconds) * 1_000_000 * clients * u64::from(concurrency) / tasks;
         Pace {
@@ -139,20 +166,33 @@ mod tests {
     #[test]
     fn the_default_work_takes_the_seconds_that_are_asked_for() {
         let pace = pace(&[]);
-        let rate = 4.0 * f64::from(pace.concurrency) * 1e6 / f64::from(u32::try_from(pace.work_us).unwrap());
+        let rate = 4.0 * f64::from(pace.concurrency) * 1e6
+            / f64::from(u32::try_from(pace.work_us).unwrap());
         assert!((20_000.0 / rate - 20.0).abs() < 0.1, "{pace:?}");
     }
 
     #[test]
     fn few_tasks_take_small_bites_and_bounded_time() {
         let pace = pace(&["--tasks", "1", "--clients", "32", "--seconds", "3600"]);
-        assert_eq!((pace.batch, pace.concurrency, pace.work_us), (1, 1, 500_000));
+        assert_eq!(
+            (pace.batch, pace.concurrency, pace.work_us),
+            (1, 1, 500_000)
+        );
     }
 
     #[test]
     fn numbers_that_cannot_be_are_refused() {
-        for wrong in [["--tasks", "0"], ["--clients", "0"], ["--clients", "33"], ["--seconds", "0"], ["--numbering", "x"]] {
-            assert!(Cli::try_parse_from(["demo"].iter().chain(&wrong)).is_err(), "{wrong:?}");
+        for wrong in [
+            ["--tasks", "0"],
+            ["--clients", "0"],
+            ["--clients", "33"],
+            ["--seconds", "0"],
+            ["--numbering", "x"],
+        ] {
+            assert!(
+                Cli::try_parse_from(["demo"].iter().chain(&wrong)).is_err(),
+                "{wrong:?}"
+            );
         }
     }
 }

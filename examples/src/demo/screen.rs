@@ -27,6 +27,8 @@ pub(super) enum Screen {
 
 pub(super) struct Bars {
     all: MultiProgress,
+    /// Keeps the lines apart from the bars.
+    space: ProgressBar,
     clients: Vec<ProgressBar>,
     total: ProgressBar,
     tasks: u64,
@@ -37,10 +39,13 @@ pub(super) struct Bars {
 impl Screen {
     pub(super) fn bars(tasks: u64, clients: u64) -> Self {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
+        let space = all.add(ProgressBar::new(1));
+        space.set_style(style_of(" "));
         let total = all.add(ProgressBar::new(tasks));
         total.set_style(bar_style("cyan"));
         Self::Terminal(Box::new(Bars {
             all,
+            space,
             clients: Vec::new(),
             total,
             tasks,
@@ -91,10 +96,9 @@ impl Screen {
     /// No change any more: the bars stay as they are.
     pub(super) fn freeze(&self) {
         if let Self::Terminal(bars) = self {
-            for bar in &bars.clients {
+            for bar in bars.clients.iter().chain([&bars.space, &bars.total]) {
                 bar.abandon();
             }
-            bars.total.abandon();
         }
     }
 }
@@ -106,6 +110,7 @@ impl Bars {
     }
 
     fn show(&mut self, clients: &[Client], speeds: &[f64], done: u64) {
+        self.space.tick();
         while self.clients.len() < clients.len() {
             let bar = self
                 .all
@@ -153,7 +158,9 @@ fn numbers(what: &str, speed: f64, runs: bool) -> String {
 }
 
 fn bar_style(colour: &str) -> ProgressStyle {
-    ProgressStyle::with_template(&format!("  {{prefix}} {{bar:24.{colour}/238}} {{msg}}"))
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("━━─")
+    style_of(&format!("  {{prefix}} {{bar:24.{colour}/238}} {{msg}}")).progress_chars("━━─")
+}
+
+fn style_of(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -79,7 +79,7 @@ pub(super) struct Summary {
     pub(super) failed: u64,
     pub(super) executed_twice: u64,
     pub(super) executed_twice_allowed: u64,
-    pub(super) batch: u32,
+    pub(super) batch: u16,
     pub(super) numbering: &'static str,
     pub(super) seconds: f64,
     pub(super) tasks_per_second: f64,
@@ -93,7 +93,7 @@ pub(super) struct Summary {
 impl Summary {
     pub(super) fn new(
         tasks: u32,
-        batch: u32,
+        batch: u16,
         numbering: &'static str,
         audit: Audit,
         story: Story,
@@ -129,7 +129,7 @@ impl Summary {
     /// As a person reads it, at most 80 columns wide.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "\n  {}\n\n",
+            "\n\n  {}\n\n",
             style("Checked against the table, and a ledger of every execution:").bold()
         );
         let mut row = |what: &str, value: String, why: &str| {
@@ -140,19 +140,39 @@ impl Summary {
         row("tasks", count(self.tasks), "half of them with negative ids");
         row("executed", count(self.executed), "");
         if self.left > 0 {
-            row("not yet", count(self.left), "still due: whoever comes next executes them");
+            row(
+                "not yet",
+                count(self.left),
+                "still due: whoever comes next executes them",
+            );
         }
         if self.failed > 0 {
             row("failed", count(self.failed), "");
         }
         row("lost", count(self.lost), "");
-        row("executed twice", count(self.executed_twice), &self.why_twice());
-        row("renumberings", count(u64::try_from(self.renumberings.len()).unwrap_or(u64::MAX)), &self.times());
+        row(
+            "executed twice",
+            count(self.executed_twice),
+            &self.why_twice(),
+        );
+        row(
+            "renumberings",
+            count(u64::try_from(self.renumberings.len()).unwrap_or(u64::MAX)),
+            &self.times(),
+        );
         if let Some(restart) = &self.server_restart {
-            let moved = if restart.rows_moved { "rows moved" } else { "no row moved" };
+            let moved = if restart.rows_moved {
+                "rows moved"
+            } else {
+                "no row moved"
+            };
             let meanwhile = count(restart.executed_meanwhile);
             let why = format!("{meanwhile} tasks executed meanwhile, {moved}");
-            row("server away", format!("{:.1} s", restart.away_ms / 1e3), &why);
+            row(
+                "server away",
+                format!("{:.1} s", restart.away_ms / 1e3),
+                &why,
+            );
         }
         let speed = format!("{:.0} tasks a second", self.tasks_per_second);
         row("time", format!("{:.1} s", self.seconds), &speed);
@@ -174,11 +194,17 @@ impl Summary {
     fn verdict(&self) -> String {
         let unexplained = self.executed_twice - self.executed_twice_allowed;
         if self.lost > 0 {
-            format!("{} tasks were lost. Please report this.", HumanCount(self.lost))
-        } else if unexplained > 0 {
-            format!("{} tasks were executed twice without need.", HumanCount(unexplained))
+            format!(
+                "{} tasks were lost. Please report this.",
+                HumanCount(self.lost)
+            )
         } else if !self.trouble.is_empty() || self.failed > 0 {
             "The demo failed; no task was lost.".to_owned()
+        } else if unexplained > 0 {
+            format!(
+                "{} tasks were executed twice, and no kill explains it. Please report this.",
+                HumanCount(unexplained)
+            )
         } else if self.interrupted {
             "Stopped early; no task was lost.".to_owned()
         } else {
@@ -188,10 +214,9 @@ impl Summary {
 
     fn why_twice(&self) -> String {
         match &self.killed {
-            Some(kill) if self.executed_twice > 0 => format!(
-                "{} ran them, and was killed before it marked them",
-                kill.consumer
-            ),
+            Some(kill) if self.executed_twice > 0 => {
+                format!("run by {}, killed before it marked them", kill.consumer)
+            }
             Some(kill) => format!("{} had marked all that it ran", kill.consumer),
             None => String::new(),
         }
@@ -213,7 +238,11 @@ impl Summary {
                 .collect();
             (!took.is_empty()).then(|| format!("{name} {} ms", took.join("+")))
         };
-        names.into_iter().filter_map(of).collect::<Vec<_>>().join(", ")
+        names
+            .into_iter()
+            .filter_map(of)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 

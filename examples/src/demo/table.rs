@@ -4,6 +4,9 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use skyschedule_client::Epoch;
+use skyschedule_common::env;
+use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -11,14 +14,13 @@ use sqlx::sqlite::{
 use super::audit::Execution;
 
 /// The table of the README with its index, and the ledger: one row for each execution.
-const SCHEMA: [&str; 3] = [
+const SCHEMA: [&str; 2] = [
     "CREATE TABLE task_info (
         id        INTEGER PRIMARY KEY,
         task_data TEXT NOT NULL,
         task_time TEXT NOT NULL,
         status    INTEGER NOT NULL DEFAULT 0
     )",
-    "CREATE INDEX task_due ON task_info (task_time, id) WHERE status = 0",
     "CREATE TABLE task_log (
         task_id     INTEGER NOT NULL,
         client_id   TEXT NOT NULL,
@@ -27,6 +29,12 @@ const SCHEMA: [&str; 3] = [
         finished_us INTEGER NOT NULL
     )",
 ];
+
+/// The index that the README recommends for this numbering.
+fn index(slots: Option<u32>) -> String {
+    let slot = slots.map_or_else(String::new, |slots| format!("(id & {}), ", slots - 1));
+    format!("CREATE INDEX task_due ON task_info ({slot}task_time, id) WHERE status = 0")
+}
 
 /// Both tables, in one SQLite file.
 #[derive(Debug, Clone)]
@@ -49,12 +57,19 @@ impl Table {
         Ok(Self(pool))
     }
 
-    /// Makes both tables, with a due task for each of the ids.
-    pub(super) async fn fill(&self, ids: &RangeInclusive<i64>) -> sqlx::Result<()> {
+    /// Makes both tables, with a due task for each of the ids, and an index for this many slots, or for modulo.
+    pub(super) async fn fill(
+        &self,
+        ids: &RangeInclusive<i64>,
+        slots: Option<u32>,
+    ) -> sqlx::Result<()> {
         let mut transaction = self.0.begin().await?;
         for statement in SCHEMA {
             sqlx::query(statement).execute(&mut *transaction).await?;
         }
+        sqlx::query(AssertSqlSafe(index(slots)))
+            .execute(&mut *transaction)
+            .await?;
         let tasks = "INSERT INTO task_info (id, task_data, task_time)
             WITH RECURSIVE ids(id) AS (SELECT ?1 UNION ALL SELECT id + 1 FROM ids WHERE id < ?2)
             SELECT id, 'task ' || id, datetime('now', '-1 minute') FROM ids";
@@ -87,12 +102,33 @@ impl Table {
             sqlx::query_as("SELECT task_id, client_id, finished_us FROM task_log")
                 .fetch_all(&self.0)
                 .await?;
-        let executions = rows.into_iter().map(|(task, client, finished_us)| Execution {
-            task,
-            client,
-            finished_us,
-        });
+        let executions = rows
+            .into_iter()
+            .map(|(task, client, finished_us)| Execution {
+                task,
+                client,
+                finished_us,
+            });
         Ok(executions.collect())
+    }
+
+    /// Writes an execution that is just finished into the ledger.
+    pub(super) async fn log(
+        &self,
+        task: i64,
+        client: &str,
+        epoch: Epoch,
+        started_us: i64,
+    ) -> sqlx::Result<()> {
+        sqlx::query("INSERT INTO task_log VALUES (?1, ?2, ?3, ?4, ?5)")
+            .bind(task)
+            .bind(client)
+            .bind(epoch.to_string())
+            .bind(started_us)
+            .bind(env::unix_micros())
+            .execute(&self.0)
+            .await?;
+        Ok(())
     }
 
     pub(super) fn pool(&self) -> &SqlitePool {
@@ -127,7 +163,7 @@ mod tests {
     async fn a_filled_table_has_one_due_task_for_each_id() {
         let folder = Folder::new().unwrap();
         let table = Table::open(&folder.database(), 1).await.unwrap();
-        table.fill(&ids(7)).await.unwrap();
+        table.fill(&ids(7), Some(16)).await.unwrap();
         assert_eq!(table.remaining().await.unwrap(), 7);
         let statuses = table.statuses().await.unwrap();
         assert_eq!(statuses, (-3..=3).map(|id| (id, 0)).collect::<Vec<_>>());
