@@ -1,3 +1,4 @@
 //! Runnable examples of SkySchedule.
 
 pub mod demo;
+pub mod sql_consumer;
