@@ -51,7 +51,8 @@ pub(super) struct Engine<D: Driver, R, H> {
     next_poll: Instant,
     /// Asks for rows.
     fetching: Option<BoxFuture<'static, Result<Fetched<D>, FetchError>>>,
-    /// The newest rows of this client, and the end of them.
+    /// The newest rows of this client, kept so that their end is seen.
+    work: Option<Arc<Work>>,
     recalled: Option<BoxFuture<'static, ()>>,
 
     /// Rows that wait for their turn.
@@ -142,6 +143,7 @@ where
             trouble: Trouble::default(),
             next_poll: env::now(),
             fetching: None,
+            work: None,
             recalled: None,
             queue: VecDeque::new(),
             running: HashMap::new(),
@@ -406,6 +408,7 @@ where
         let more = self.place.advance(&plan, &heads, found);
         self.next_poll = env::now() + self.idle.wait(found, more);
         self.recalled = Some(Box::pin(work.recalled()));
+        self.work = Some(work);
         self.metrics.send_modify(|metrics| {
             metrics.unreadable += unreadable;
             metrics.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);
@@ -530,6 +533,7 @@ where
         }
         self.fetching = None;
         self.recalled = None;
+        self.work = None;
     }
 
     fn is_over(&mut self, now: Instant) -> bool {
