@@ -159,7 +159,7 @@ async fn a_half_open_client_is_dropped_at_the_end_of_its_lease_and_comes_back() 
     let proxy = Proxy::start(server.address()).await;
     let a = Member::start(server.address(), GROUP, "a");
     let b = Member::start(proxy.address(), GROUP, "b");
-    numbered(&[&a, &b]).await;
+    settled(&[&a, &b]).await;
     let old = b.membership_other_than(None).await;
 
     let cut = env::now().as_nanos();
