@@ -400,10 +400,13 @@ impl Coordinator {
             client_id: client.to_string(),
             retry_after_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         });
-        let text = "this client died several times within a minute; look why, it is let in after a growing delay";
+        let text = format!(
+            "this client died several times within a minute and is let in again in {:.1} s; look why it dies",
+            delay.as_secs_f64()
+        );
         self.send(
             id,
-            ServerMessage::Wait(Refusal::new(Code::BACK_OFF, text, Some(delay))),
+            ServerMessage::Wait(Refusal::new(Code::BACK_OFF, &text, Some(delay))),
         );
     }
 

@@ -62,6 +62,7 @@ impl Coordinator {
         for group in &changes.groups {
             self.follow_up(group, now);
         }
+        self.answer_drains();
         for (id, membership) in std::mem::take(&mut self.lost) {
             self.not_a_member(id, membership, skyschedule_common::epoch::Epoch::ZERO);
         }
@@ -82,7 +83,9 @@ impl Coordinator {
             } => {
                 let lease = self.lease_of(group);
                 let track = self.groups.entry(group.clone()).or_default();
-                track.members.insert(member, MemberTrack::new(now, lease));
+                let mut joined = MemberTrack::new(now, lease);
+                joined.joined = Some(now);
+                track.members.insert(member, joined);
                 track.unseen.insert(member);
                 self.timers.set(
                     now + server_lease(lease),
@@ -205,7 +208,8 @@ impl Coordinator {
                 self.groups.entry(group.clone()).or_default().told_lease = Some(lease);
                 self.lengthen_idle_limits(group, lease);
             }
-            Event::Updated { .. } | Event::Recovered => {}
+            Event::Updated { member } => self.updated(group, member),
+            Event::Recovered => {}
         }
     }
 
@@ -291,10 +295,10 @@ impl Coordinator {
         track.awaiting.remove(&number);
         track.unseen.remove(&number);
         track.releases.remove(&number);
-        let attached = track
-            .members
-            .remove(&number)
-            .and_then(|member| member.attached);
+        let tracked = track.members.remove(&number);
+        let joined = tracked.as_ref().and_then(|member| member.joined);
+        let attached = tracked.and_then(|member| member.attached);
+        track.short_lives.count(joined, now);
         if how == Parting::Dead {
             track.deaths.count(client, now);
         }
@@ -333,6 +337,23 @@ impl Coordinator {
         });
     }
 
+    fn updated(&mut self, group: &GroupName, number: u64) {
+        let shown = self.consensus.read(|state| {
+            let member = state.group(group)?.members().get(&number)?;
+            Some((member.client.to_string(), member.weight, member.draining))
+        });
+        let Some((client_id, weight, draining)) = shown else {
+            return;
+        };
+        tracing::info!(%group, client = client_id, weight, draining, "a member changed");
+        self.handle.publish(ServerEvent::Updated {
+            group: group.to_string(),
+            client_id,
+            weight,
+            draining,
+        });
+    }
+
     fn handover_ended(&mut self, group: &GroupName, now: Instant) {
         let shown = self.consensus.read(|state| {
             let group = state.group(group)?;
@@ -354,7 +375,8 @@ impl Coordinator {
             .handover_began
             .take()
             .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
-        track.not_before = settle.map(|settle| now + settle.duration().max(took));
+        let distance = track.short_lives.distance(took, now);
+        track.not_before = settle.map(|settle| now + settle.duration().max(distance));
         tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
         self.metrics.handover(group, took);
         self.handle.publish(ServerEvent::Renumbered {

@@ -47,7 +47,7 @@ use crate::consensus::{Consensus, ConsensusError, Decided, NotLeader};
 use crate::metrics::Metrics;
 use crate::session::{ConnectionId, SessionEvent};
 use crate::state::SettingsError;
-use crate::view::GroupView;
+use crate::view::{GroupView, MemberView};
 
 /// The coordinator looks at its clock at least this often.
 const TICK: Duration = Duration::from_millis(250);
@@ -92,11 +92,13 @@ pub(crate) struct Coordinator {
     /// A batch is being decided.
     deciding: Option<Instant>,
     configuring: Vec<(GroupName, ConfigureAnswer)>,
+    draining: Vec<(GroupName, u64, DrainAnswer)>,
     heartbeats: Vec<Heartbeat>,
     confirming: Option<(Confirmation, Vec<Heartbeat>)>,
 }
 
 type ConfigureAnswer = oneshot::Sender<Result<GroupView, ConfigureError>>;
+type DrainAnswer = oneshot::Sender<Option<MemberView>>;
 type Confirmation = Pin<Box<dyn Future<Output = Result<(), NotLeader>> + Send>>;
 
 /// A client whose `Join` is under way.
@@ -136,6 +138,7 @@ impl Coordinator {
             batch: Batch::default(),
             deciding: None,
             configuring: Vec::new(),
+            draining: Vec::new(),
             heartbeats: Vec::new(),
             confirming: None,
         };
@@ -246,6 +249,8 @@ impl Coordinator {
         for (_, answer) in self.configuring.drain(..) {
             let _ = answer.send(Err(ConfigureError::Ask(AskError::Stopped)));
         }
+        // Whoever waits without an answer learns that the server stops.
+        self.draining.clear();
     }
 
     fn refuse_configure(answer: ConfigureAnswer, error: SettingsError) {

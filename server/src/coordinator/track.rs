@@ -8,7 +8,7 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::messages::Millis;
 use skyschedule_common::share::Share;
 
-use super::flapping::Deaths;
+use super::flapping::{Deaths, ShortLives};
 use crate::session::ConnectionId;
 
 /// How far the rates of two clocks may be apart, in thousandths.
@@ -38,6 +38,7 @@ pub(super) struct GroupTrack {
     /// The next barrier does not begin before.
     pub(super) not_before: Option<Instant>,
     pub(super) deaths: Deaths,
+    pub(super) short_lives: ShortLives,
     /// Length of leases that members are told; never above the one in force.
     pub(super) told_lease: Option<Millis>,
 }
@@ -47,6 +48,8 @@ pub(super) struct GroupTrack {
 pub(super) struct MemberTrack {
     /// It is dead after this, unless a heartbeat comes.
     pub(super) deadline: Instant,
+    /// When it joined; `None`: before this leader came.
+    pub(super) joined: Option<Instant>,
     /// Newest epoch seen in a heartbeat.
     pub(super) seen: Option<Epoch>,
     /// Its end is proposed: it is never renewed again.
@@ -66,6 +69,7 @@ impl MemberTrack {
     pub(super) fn new(now: Instant, lease: Millis) -> Self {
         Self {
             deadline: now + server_lease(lease),
+            joined: None,
             seen: None,
             condemned: false,
             attached: None,

@@ -72,7 +72,8 @@ pub enum Event {
         /// What it held beyond what it was told.
         held: Share,
     },
-    /// A member's part of the whole changed; a new numbering follows when pacing allows it.
+    /// A member's weight changed, or it drains, or does so no more; a new numbering follows where that changes
+    /// shares, when pacing allows it.
     Updated {
         /// Whose.
         member: u64,

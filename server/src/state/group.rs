@@ -395,7 +395,7 @@ impl Group {
             let Some(member) = self.members.get_mut(&update.member) else {
                 continue;
             };
-            let before = member.effective_weight();
+            let before = (member.effective_weight(), member.weight, member.draining);
             if let Some(weight) = update.weight {
                 let total = sum - u64::from(member.weight) + u64::from(weight);
                 if !modulo || total <= u64::from(MAX_TOTAL) {
@@ -403,8 +403,9 @@ impl Group {
                 }
             }
             member.draining = update.drain.unwrap_or(member.draining);
-            if member.effective_weight() != before {
-                self.outdated = true;
+            let after = (member.effective_weight(), member.weight, member.draining);
+            self.outdated |= after.0 != before.0;
+            if after != before {
                 events.push(Event::Updated {
                     member: update.member,
                 });
