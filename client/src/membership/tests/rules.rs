@@ -490,7 +490,10 @@ fn wishes_are_told_once_on_each_attachment() {
     play.core.wish(
         Wishes {
             weight: Some(3),
-            drain: Some(true),
+            drain: Some(Drain {
+                away: true,
+                call: 1,
+            }),
         },
         1,
     );
@@ -526,6 +529,44 @@ fn wishes_are_told_once_on_each_attachment() {
             .count(),
         1
     );
+}
+
+#[test]
+fn a_drain_that_was_taken_back_is_not_taken_back_again_unasked() {
+    let mut play = Play::member(1, share(1, &[0]), AVAILABLE);
+    let back = |play: &mut Play, call| {
+        let drain = Some(Drain { away: false, call });
+        play.core.wish(
+            Wishes {
+                weight: None,
+                drain,
+            },
+            0,
+        );
+        play.tick();
+    };
+    let said = |play: &mut Play| {
+        let update = ClientMessage::Update {
+            membership: M,
+            weight: None,
+            handlers: None,
+            drain: Some(false),
+        };
+        let sent = play.take();
+        sent.iter()
+            .filter(|(_, message)| *message == update)
+            .count()
+    };
+    back(&mut play, 1);
+    assert_eq!(said(&mut play), 1);
+    play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    assert_eq!(said(&mut play), 1, "nobody has answered a heartbeat since");
+    play.pass(2_000);
+    play.answer_heartbeats(0);
+    play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    assert_eq!(said(&mut play), 0, "an operator may have drained it");
+    back(&mut play, 2);
+    assert_eq!(said(&mut play), 1, "each call is a wish of its own");
 }
 
 #[test]
