@@ -9,7 +9,8 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use skyschedule_client::Client;
+use serde_json::json;
+use skyschedule_client::{Client, Numbers, Share};
 use skyschedule_common::env;
 use skyschedule_tests::member::{Event, Member, Options};
 use skyschedule_tests::numbering::{covered, numbered};
@@ -183,6 +184,39 @@ async fn a_weight_is_a_part_of_the_whole_and_can_change() {
 
     heavy.tell("weight 1").await;
     numbered(&[&heavy, &light]).await;
+}
+
+/// Promise 5: a join moves as many slots as balance needs, and the others keep theirs.
+#[tokio::test]
+async fn a_group_can_change_to_slots_while_it_works_and_then_moves_few() {
+    let server = Server::start().await;
+    let mut members = group(&server, 3).await;
+    let slots = json!({ "numbering": "slots", "slots": 64 });
+    server.admin().configure(GROUP, &slots).await;
+    let slots_of = |members: &[Member]| -> Vec<Numbers> {
+        members
+            .iter()
+            .map(|member| member.rows().share().unwrap().numbers().clone())
+            .collect()
+    };
+    let balanced = async |members: &[Member]| {
+        let least = 64 / members.len() as u64;
+        for member in members {
+            let wanted = format!("it has {least} or one more of 64 slots");
+            let fair = |share: Share| share.total() == 64 && share.numbers().len() - least <= 1;
+            member
+                .rows_that(&wanted, |rows| rows.share().is_some_and(fair))
+                .await;
+        }
+        covered(&members.iter().collect::<Vec<_>>()).await;
+        slots_of(members)
+    };
+    let before = balanced(&members).await;
+    members.push(Member::start(server.address(), GROUP, "client-3"));
+    let after = balanced(&members).await;
+    for (before, after) in before.iter().zip(&after) {
+        assert!(after.is_subset(before), "{before} became {after}");
+    }
 }
 
 #[tokio::test]

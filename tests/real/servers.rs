@@ -125,6 +125,19 @@ async fn while_every_server_is_away_clients_work_on_and_nothing_has_moved_when_i
     assert_eq!(numbers(&members), before);
 }
 
+/// Heartbeats wait unread while a server is stopped: its silence is not theirs.
+#[tokio::test]
+async fn a_server_that_stood_still_for_longer_than_a_lease_drops_nobody() {
+    let (server, members) = group().await;
+    let before = numbers(&members);
+    server.signal(Signal::STOP);
+    env::sleep(2 * LEASE).await;
+    server.signal(Signal::CONT);
+    env::sleep(LEASE).await;
+    settled(&members.iter().collect::<Vec<_>>()).await;
+    assert_eq!(numbers(&members), before);
+}
+
 #[tokio::test]
 async fn a_client_that_died_while_the_server_was_away_is_dropped_one_lease_after_it_is_back() {
     let (mut server, mut members) = group().await;
