@@ -495,6 +495,8 @@ where
                     Mark::Again { .. } => metrics.retried += 1,
                 }
             }
+            // Most marks say done; a lost one is counted there.
+            metrics.done = metrics.done.saturating_sub(lost);
             metrics.refused_marks += u64::try_from(refused.len()).unwrap_or(0);
         });
         let under_way = self.fetching.is_some();

@@ -4,7 +4,7 @@ use skyschedule_common::share::{Dialect, KeyKind};
 use sqlx::Pool;
 
 use super::clock::{Clock, is_zone_name, offset_minutes, offset_text};
-use super::driver::{Driver, Statement};
+use super::driver::{Bind, Driver, Statement};
 use super::error::Error;
 use super::statements::columns_query;
 use super::table::Table;
@@ -52,18 +52,30 @@ impl Schema {
         };
         // In the order of `columns_query`.
         let (id, due) = (kind(0), kind(1));
-        let (key, key_cast) = key_type(D::DIALECT, &id).ok_or_else(|| Error::IdType {
-            column: table.id.clone(),
-            kind: id,
-        })?;
         let clock = clock(D::DIALECT, table, due)?;
-        let mut first = async |query: &str| {
-            let statement = Statement::new(query.to_owned(), Vec::new()).passing();
-            let rows = D::fetch(&mut connection, &statement).await?;
+        let mut ask = async |statement: &Statement| {
+            let rows = D::fetch(&mut connection, statement).await?;
             match rows.first() {
                 Some(row) => D::first_text(row),
                 None => Ok(None),
             }
+        };
+        // The protocol of MariaDB and MySQL shows a text of a binary collation as it shows bytes.
+        let id = match id.as_str() {
+            "BINARY" | "VARBINARY" | "BLOB" | "TINYBLOB" | "MEDIUMBLOB"
+                if D::DIALECT == Dialect::MySql =>
+            {
+                ask(&declared_type(table)).await?.unwrap_or(id)
+            }
+            _ => id,
+        };
+        let (key, key_cast) = key_type(D::DIALECT, &id).ok_or_else(|| Error::IdType {
+            column: table.id.clone(),
+            kind: id,
+        })?;
+        let mut first = async |query: &str| {
+            let statement = Statement::new(query.to_owned(), Vec::new());
+            ask(&statement.passing()).await
         };
         match &clock {
             Clock::PostgresLocal { .. } => {
@@ -100,6 +112,15 @@ impl Schema {
     }
 }
 
+/// The type of the id column as it was declared, in MariaDB and MySQL.
+fn declared_type(table: &Table) -> Statement {
+    let text = "SELECT CONVERT(DATA_TYPE USING utf8mb4) FROM information_schema.COLUMNS \
+                WHERE TABLE_SCHEMA = COALESCE(NULLIF(?, ''), DATABASE()) AND TABLE_NAME = ? AND COLUMN_NAME = ?";
+    let schema = table.schema.clone().unwrap_or_default();
+    let binds = [schema, table.name.clone(), table.id.clone()];
+    Statement::new(text.to_owned(), binds.into_iter().map(Bind::Text).collect()).passing()
+}
+
 fn key_type(dialect: Dialect, kind: &str) -> Option<(KeyType, Option<String>)> {
     let kind = kind.to_ascii_uppercase();
     let cast = |name: &str| Some((KeyType::Text, Some(name.to_owned())));
@@ -117,7 +138,7 @@ fn key_type(dialect: Dialect, kind: &str) -> Option<(KeyType, Option<String>)> {
         (Dialect::MySql, unsigned) if unsigned.ends_with(" UNSIGNED") => {
             Some((KeyType::Unsigned, None))
         }
-        (Dialect::MySql, "CHAR" | "VARCHAR" | "TEXT" | "TINYTEXT" | "MEDIUMTEXT")
+        (Dialect::MySql, "CHAR" | "VARCHAR" | "TEXT" | "TINYTEXT" | "MEDIUMTEXT" | "UUID")
         // NULL: a type of which SQLite knows nothing, such as UUID.
         | (Dialect::Sqlite, "TEXT" | "NULL") => Some((KeyType::Text, None)),
         _ => None,
