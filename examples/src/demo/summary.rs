@@ -137,7 +137,12 @@ impl Summary {
             let _ = writeln!(text, "    {what:<16}{value:>8}   {}", style(why).dim());
         };
         let count = |number| HumanCount(number).to_string();
-        row("tasks", count(self.tasks), "half of them with negative ids");
+        let ids = if self.tasks > 1 {
+            "half of them with negative ids"
+        } else {
+            ""
+        };
+        row("tasks", count(self.tasks), ids);
         row("executed", count(self.executed), "");
         if self.left > 0 {
             row(
@@ -213,12 +218,13 @@ impl Summary {
     }
 
     fn why_twice(&self) -> String {
-        match &self.killed {
-            Some(kill) if self.executed_twice > 0 => {
-                format!("run by {}, killed before it marked them", kill.consumer)
-            }
-            Some(kill) => format!("{} had marked all that it ran", kill.consumer),
-            None => String::new(),
+        let Some(Kill { consumer, .. }) = &self.killed else {
+            return String::new();
+        };
+        match self.executed_twice_allowed {
+            0 if self.executed_twice > 0 => String::new(),
+            0 => format!("{consumer} had marked all that it ran"),
+            allowed => format!("{allowed} allowed: {consumer} died before marking them"),
         }
     }
 
