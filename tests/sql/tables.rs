@@ -13,13 +13,22 @@ use std::time::Duration;
 
 use common::crew::{Crew, NoColumns, PATIENCE, settled};
 use common::place::Place;
-use skyschedule_client::Dialect;
 use skyschedule_client::sql::{self, Database, Error, Table, Task, UnixTime};
+use skyschedule_client::{Dialect, RowKey};
 use skyschedule_common::env;
 
 /// Three members settle, then the rows appear: each is executed once, by one of them, and all work.
 async fn each_is_executed_once(place: &Place, table: Table, into: &str, values: Vec<String>) {
-    let crew = Crew::new().await;
+    crew_executes_each_once(Crew::new().await, place, table, into, values).await;
+}
+
+async fn crew_executes_each_once(
+    crew: Crew,
+    place: &Place,
+    table: Table,
+    into: &str,
+    values: Vec<String>,
+) {
     let a = crew.join("a", &place.database, table.clone()).await;
     let b = crew.join("b", &place.database, table.clone()).await;
     let c = crew.join("c", &place.database, table).await;
@@ -88,6 +97,57 @@ on_each_database! {
         let values = (1..=500).map(uuid).collect();
         each_is_executed_once(place, Table::new("task_info"), "task_info (id)", values).await;
         assert_eq!(place.with_status(0).await, 0);
+    }
+
+    async fn slots_are_worked_through_by_their_column(place: &Place) {
+        place.create_tasks().await;
+        place.execute(place.pick(
+            "ALTER TABLE task_info ADD COLUMN slot SMALLINT GENERATED ALWAYS AS (id & 1023) STORED; \
+             CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
+            "ALTER TABLE task_info ADD COLUMN slot SMALLINT AS (id & 1023) STORED, \
+             ADD INDEX slots (slot, status, task_time, id)",
+            "ALTER TABLE task_info ADD COLUMN slot INTEGER AS (id & 1023) VIRTUAL; \
+             CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
+        )).await;
+        let crew = Crew::new().await;
+        crew.slots(1_024).await;
+        let table = Table::new("task_info").slot_column("slot", 1_024);
+        let ids = (-3_000..=3_000).chain([i64::MIN, i64::MAX]);
+        let values = ids.map(|id| format!("({id})")).collect();
+        crew_executes_each_once(crew, place, table, "task_info (id)", values).await;
+    }
+
+    async fn slots_of_text_keys_are_those_of_the_documentation(place: &Place) {
+        place.execute(place.pick(
+            "CREATE TABLE task_info (id TEXT PRIMARY KEY, task_time TIMESTAMPTZ NOT NULL DEFAULT now(), \
+             status SMALLINT NOT NULL DEFAULT 0, slot INT GENERATED ALWAYS AS \
+             (('x' || substr(md5(id), 1, 8))::bit(32)::bigint % 64) STORED)",
+            "CREATE TABLE task_info (id VARCHAR(100) CHARACTER SET latin1 COLLATE latin1_bin PRIMARY KEY, \
+             task_time DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), status TINYINT NOT NULL DEFAULT 0, \
+             slot SMALLINT AS (CAST(CONV(SUBSTR(MD5(CONVERT(id USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED) % 64) STORED)",
+            // Without such a function: whoever adds a task computes its slot.
+            "CREATE TABLE task_info (id TEXT PRIMARY KEY, slot INTEGER, task_time TEXT NOT NULL DEFAULT (datetime('now')), \
+             status INTEGER NOT NULL DEFAULT 0)",
+        )).await;
+        let crew = Crew::new().await;
+        crew.slots(64).await;
+        let table = Table::new("task_info").slot_column("slot", 64);
+        let ids = (0..500).map(|n| format!("Größe {n}"));
+        let (into, values) = if place.dialect == Dialect::Sqlite {
+            let slot = |id: &str| RowKey::from(id).modulo(64);
+            ("task_info (id, slot)", ids.map(|id| format!("('{id}', {})", slot(&id))).collect())
+        } else {
+            ("task_info (id)", ids.map(|id| format!("('{id}')")).collect())
+        };
+        crew_executes_each_once(crew, place, table, into, values).await;
+    }
+
+    async fn a_group_of_slots_needs_no_index_for_them(place: &Place) {
+        place.create_tasks().await;
+        let crew = Crew::new().await;
+        crew.slots(64).await;
+        let values = (0..1_000).map(|id| format!("({id})")).collect();
+        crew_executes_each_once(crew, place, Table::new("task_info"), "task_info (id)", values).await;
     }
 
     async fn hostile_and_reserved_names_are_names(place: &Place) {
@@ -217,6 +277,25 @@ on_each_database! {
             assert!(after <= PATIENCE, "{after:?} is too late: {name} {label}");
             assert!(at("3").is_none() && at("4").is_none(), "not due yet: {name} {label}");
         }
+    }
+}
+
+/// An index on the expression, where the database has such indexes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_are_worked_through_by_an_index_on_their_expression() {
+    for place in [Place::postgres().await, Place::sqlite().await] {
+        place.create_tasks().await;
+        place
+            .execute(
+                "CREATE INDEX slots ON task_info ((id & 1023), task_time, id) WHERE status = 0",
+            )
+            .await;
+        let crew = Crew::new().await;
+        crew.slots(1_024).await;
+        let table = Table::new("task_info").slot_index(1_024);
+        let values = (-2_000..=2_000).map(|id| format!("({id})")).collect();
+        crew_executes_each_once(crew, &place, table, "task_info (id)", values).await;
+        place.remove().await;
     }
 }
 

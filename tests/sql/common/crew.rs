@@ -7,15 +7,19 @@ use std::time::Duration;
 use skyschedule_client::sql::{
     self, AnyRow, Builder, Database, Handler, Metrics, Stopper, Table, Task,
 };
-use skyschedule_client::{Client, Consistency};
+use skyschedule_client::{Client, Consistency, GroupName, Share};
 use skyschedule_common::env::{self, Instant, JoinHandle};
+use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_server::Server;
 use skyschedule_server::config::Config;
+use skyschedule_server::state::Settings;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
 /// How long to wait for what takes milliseconds, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+const GROUP: &str = "1000";
 
 /// A server and the clients that joined it.
 pub(crate) struct Crew {
@@ -57,6 +61,17 @@ impl Crew {
         }
     }
 
+    /// Makes the group one of slots.
+    pub(crate) async fn slots(&self, count: u32) {
+        let settings = Settings {
+            numbering: Numbering::Slots(count),
+            ..Settings::default()
+        };
+        let group = GroupName::new(GROUP).unwrap();
+        let configured = self.server.handle().configure(group, settings).await;
+        configured.unwrap();
+    }
+
     pub(crate) async fn client(&self, id: &str) -> Client {
         self.builder(id).connect().await.unwrap()
     }
@@ -64,7 +79,7 @@ impl Crew {
     fn builder(&self, id: &str) -> skyschedule_client::Builder {
         Client::builder()
             .servers([self.server.local_addr().to_string()])
-            .group("1000")
+            .group(GROUP)
             .client_id(id)
     }
 
@@ -173,16 +188,16 @@ impl Member {
 
 /// Waits until all members know that the numbering has settled.
 pub(crate) async fn settled(members: &[&Member]) {
+    let count = u64::try_from(members.len()).unwrap();
     for member in members {
-        let total = u32::try_from(members.len()).unwrap();
         let mut shares = member.client.shares();
-        let settled = shares.wait_for(|status| {
-            status.settled
-                && status
-                    .rows
-                    .single()
-                    .is_some_and(|share| share.total() == total)
-        });
+        // Its part is one of as many as there are members, in numbers or in slots.
+        let is_part = |share: &Share| {
+            let total = u64::from(share.total());
+            (total == count || total >= 16) && share.numbers().len() * count < total + count
+        };
+        let settled =
+            shares.wait_for(|status| status.settled && status.rows.single().is_some_and(is_part));
         env::timeout(PATIENCE, settled).await.unwrap().unwrap();
     }
 }
