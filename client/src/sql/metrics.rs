@@ -22,8 +22,8 @@ pub struct Metrics {
     pub interrupted: u64,
     /// Rows that were fetched, but were no longer this client's when their turn came.
     pub dropped: u64,
-    /// Marks that changed nothing, because somebody else had marked the row meanwhile: it was executed twice, or
-    /// its status was changed by hand.
+    /// Marks that changed nothing, because the row was not new any more: it was executed twice, its status was changed
+    /// by hand, or the query that found it was answered by a replica of the database that lags behind.
     pub lost_marks: u64,
     /// Tasks whose mark the database refused for a reason of the row's own (a constraint, a trigger). They are
     /// left alone for a minute, then executed again.
