@@ -418,12 +418,14 @@ impl Coordinator {
         };
         let group = connection.login.group.clone();
         let Login { client, .. } = &connection.login;
-        let next = self.consensus.read(|state| {
+        let (next, newest) = self.consensus.read(|state| {
             state
                 .group(&group)
-                .map_or(1, |group| group.next_membership())
+                .map_or((1, Epoch::ZERO), |group| (group.next_membership(), group.epoch()))
         });
-        if membership.number < next || broken(Rule::L8) {
+        // Another client may have been first to show that the state was lost, and have known less.
+        let is_known = membership.number < next && epoch.quorum <= newest.quorum;
+        if is_known || broken(Rule::L8) {
             connection.membership = None;
             self.send(id, ServerMessage::Gone { membership });
             return;
@@ -438,7 +440,7 @@ impl Coordinator {
         }
         tracing::error!(
             %group, %client, membership = membership.number, %epoch,
-            "a client knows a membership that this server never gave: its data directory was lost or replaced by an older \
+            "a client knows a membership or an epoch that this server never gave: its data directory was lost or replaced by an older \
              one. Numbering goes on above what the client knows; if a newer copy of the data exists, stop and restore it"
         );
         self.lost.push((id, membership));

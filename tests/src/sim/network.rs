@@ -68,7 +68,11 @@ pub fn carry(sim: &Sim<'_>, links: &mut [(IpAddr, Link, u16)]) {
             };
             for sent in link {
                 let (from, to) = sent.pair();
-                let port = if to.port() == PORT { from.port() } else { to.port() };
+                let port = if to.port() == PORT {
+                    from.port()
+                } else {
+                    to.port()
+                };
                 *highest = (*highest).max(port);
                 if let Link::Stalled(way, kept) = *state
                     && !keeps(way, kept, port, to, sent.protocol())

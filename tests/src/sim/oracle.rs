@@ -77,6 +77,17 @@ pub struct World {
     pub last_event: Duration,
     /// Since when the server runs without a stop.
     pub server_since: Option<Duration>,
+    /// It runs, and every network carries.
+    pub is_reachable: bool,
+}
+
+/// What a process was told last.
+#[derive(Debug)]
+struct Known {
+    membership: Membership,
+    epoch: Epoch,
+    share: Share,
+    is_member: bool,
 }
 
 /// See the module.
@@ -96,9 +107,13 @@ pub struct Oracle {
     members: BTreeMap<u64, (Epoch, Share)>,
     state: Option<Group>,
     /// The newest membership and epoch that each process has had.
-    processes: BTreeMap<(usize, u64), (Option<Membership>, Epoch, Share)>,
+    processes: BTreeMap<(usize, u64), Known>,
     /// The last owner of each row, and its token.
     tokens: BTreeMap<i64, (Epoch, Option<Membership>)>,
+    /// The newest epoch that each member was seen with.
+    taken: BTreeMap<u64, Epoch>,
+    /// Whose each row was when every member had taken its share.
+    settled: BTreeMap<i64, u64>,
     /// Since when nobody holds a row.
     unheld: BTreeMap<i64, Duration>,
     /// Since when a row is worked on by a client whose share it has left.
@@ -125,6 +140,8 @@ impl Oracle {
             state: None,
             processes: BTreeMap::new(),
             tokens: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            settled: BTreeMap::new(),
             unheld: BTreeMap::new(),
             overrun: BTreeMap::new(),
             zombies: BTreeMap::new(),
@@ -133,10 +150,13 @@ impl Oracle {
     }
 
     /// The server comes back without what it knew.
-    pub fn lose_history(&mut self) {
+    pub fn lose_history(&mut self, now: Duration) {
         self.history_lost = true;
+        self.troubled_at = Some(now);
         self.told.clear();
         self.members.clear();
+        self.taken.clear();
+        self.settled.clear();
         self.state = None;
     }
 
@@ -222,9 +242,9 @@ impl Oracle {
             let before = self
                 .members
                 .insert(*number, (member.epoch, member.told.clone()));
-            let unchanged = before.as_ref().is_some_and(|(epoch, told)| {
-                *epoch == member.epoch && *told == member.told
-            });
+            let unchanged = before
+                .as_ref()
+                .is_some_and(|(epoch, told)| *epoch == member.epoch && *told == member.told);
             if unchanged {
                 continue;
             }
@@ -269,18 +289,19 @@ impl Oracle {
             let key = (view.host, view.process);
             let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch)
             else {
-                if let Some((known @ Some(_), ..)) = self.processes.get_mut(&key) {
+                let known = self.processes.get_mut(&key);
+                // Kept: the next membership must be above.
+                if let Some(known) = known.filter(|known| known.is_member) {
+                    known.is_member = false;
                     trace.note(&format!("{}: no member any more", name(view)));
-                    // Kept: the next membership must be above.
-                    let _ = known;
                 }
                 continue;
             };
             let known = self.processes.get(&key);
-            let unchanged = known.is_some_and(|(known_as, known_epoch, share)| {
-                *known_as == Some(membership)
-                    && *known_epoch == epoch
-                    && *share == view.inside.share
+            let unchanged = known.is_some_and(|known| {
+                known.membership == membership
+                    && known.epoch == epoch
+                    && known.share == view.inside.share
             });
             if unchanged {
                 continue;
@@ -291,18 +312,19 @@ impl Oracle {
                 view.inside.share,
                 view.inside.mode
             ));
-            if let Some((Some(before), before_epoch, share)) = known {
-                let back = if *before == membership {
-                    *before_epoch >= epoch
-                } else {
-                    *before_epoch >= epoch || before.number >= membership.number
-                };
+            if let Some(before) = known {
+                let back = before.epoch >= epoch
+                    || (before.membership != membership
+                        && before.membership.number >= membership.number);
                 if back {
                     return Err(Violation::new(
                         "epoch back",
                         format!(
-                            "{} was member {before} with {share:?} at {before_epoch}, and took {:?} at {epoch} as member {membership}",
+                            "{} was member {} with {:?} at {}, and took {:?} at {epoch} as member {membership}",
                             name(view),
+                            before.membership,
+                            before.share,
+                            before.epoch,
                             view.inside.share
                         ),
                     ));
@@ -311,8 +333,13 @@ impl Oracle {
             if !self.history_lost {
                 note_told(&mut self.told, epoch, membership.number, &view.inside.share)?;
             }
-            self.processes
-                .insert(key, (Some(membership), epoch, view.inside.share.clone()));
+            let known = Known {
+                membership,
+                epoch,
+                share: view.inside.share.clone(),
+                is_member: true,
+            };
+            self.processes.insert(key, known);
         }
         Ok(())
     }
@@ -383,7 +410,9 @@ impl Oracle {
             }
         }
         let mut keys = one.running.iter().chain(&other.running);
-        if let Some(key) = keys.find(|key| self.counts(now, one, **key) && self.counts(now, other, **key)) {
+        if let Some(key) =
+            keys.find(|key| self.counts(now, one, **key) && self.counts(now, other, **key))
+        {
             return Some(describe(format!("row {key} is held")));
         }
         None
@@ -507,8 +536,19 @@ impl Oracle {
         }
         let bound =
             self.server_lease() + self.drain + self.rejoin_grace + Duration::from_millis(1_500);
+        self.note_settled(views);
         for key in KEYS {
             if views.iter().any(|view| view.holds(key)) {
+                self.unheld.remove(&key);
+                continue;
+            }
+            // Without a server, rows of clients that die meanwhile, or were moving to them, wait for it.
+            let owner = self.settled.get(&key);
+            let owner_lives = views.iter().any(|view| {
+                view.willing
+                    && view.inside.membership.map(|membership| membership.number) == owner.copied()
+            });
+            if !world.is_reachable && !(owner.is_some() && owner_lives) {
                 self.unheld.remove(&key);
                 continue;
             }
@@ -521,6 +561,29 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Remembers whose the rows are when every member has taken its share: to those it may fall back.
+    fn note_settled(&mut self, views: &[View]) {
+        for view in views {
+            if let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch) {
+                self.taken.insert(membership.number, epoch);
+            }
+        }
+        let Some(group) = self.state.as_ref().filter(|group| !group.in_handover()) else {
+            return;
+        };
+        let taken = |(number, member): (&u64, &skyschedule_server::state::Member)| {
+            self.taken.get(number) == Some(&member.epoch)
+        };
+        if !group.members().iter().all(taken) {
+            return;
+        }
+        self.settled.clear();
+        for (number, member) in group.members() {
+            let rows = KEYS.filter(|key| member.told.contains((*key).into()));
+            self.settled.extend(rows.map(|key| (key, *number)));
+        }
     }
 
     /// Promise 1, once there is no trouble any more: `Err` says what is not as it should be yet.
@@ -575,9 +638,11 @@ impl Oracle {
             covered += member.told.numbers().len();
             shares.push(&member.told);
         }
-        let weights: u32 = group.members().values().map(|member| {
-            if member.draining { 0 } else { member.weight }
-        }).sum();
+        let weights: u32 = group
+            .members()
+            .values()
+            .map(|member| if member.draining { 0 } else { member.weight })
+            .sum();
         if weights > 0 && covered != u64::from(total) {
             return Err(format!("{covered} of {total} numbers are held"));
         }
@@ -610,7 +675,9 @@ fn note_told(
         }
         return Err(Violation::new(
             "epoch twice",
-            format!("epoch {epoch} is {known:?} for member {other}, and {share:?} for member {member}"),
+            format!(
+                "epoch {epoch} is {known:?} for member {other}, and {share:?} for member {member}"
+            ),
         ));
     }
     told.insert(epoch, (member, share.clone()));

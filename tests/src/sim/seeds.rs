@@ -79,7 +79,10 @@ pub fn run_many(
                     run_so_far.fetch_add(1, Ordering::Relaxed);
                     if outcome.violation.is_some() {
                         let mut failed = failed.lock().unwrap();
-                        if failed.as_ref().is_none_or(|other| other.seed > outcome.seed) {
+                        if failed
+                            .as_ref()
+                            .is_none_or(|other| other.seed > outcome.seed)
+                        {
                             *failed = Some(outcome);
                         }
                     }
@@ -111,6 +114,7 @@ pub fn logs() {
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .without_time()
+            .with_ansi(false)
             .try_init();
     }
 }

@@ -1,12 +1,12 @@
 //! The server's process, and the disk that outlives it.
 
-use skyschedule_common::env;
-use skyschedule_common::ids::GroupName;
+use skyschedule_common::env::{self, sim as env_sim};
+use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
 use skyschedule_server::Server;
 use skyschedule_server::config::{Config, User};
 use skyschedule_server::consensus::{Consensus, MemoryDisk, Options, Storage};
 use skyschedule_server::metrics::Metrics;
-use skyschedule_server::state::Settings;
+use skyschedule_server::state::{Change, Command, Joining, Settings};
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
@@ -65,6 +65,55 @@ impl Process {
     }
 }
 
+/// A disk of a server that has served the group before: a client joined, and left. (One without any memory gives
+/// out no rows of an exclusive group for a lease.)
+pub fn used_disk(settings: &Settings) -> MemoryDisk {
+    let disk = MemoryDisk::new();
+    let mut sim = turmoil::Builder::new().rng_seed(0).build();
+    let host = env_sim::World::new(0).host_with_drift("once", 0);
+    let (kept, settings) = (disk.clone(), settings.clone());
+    sim.client(
+        "once",
+        host.run(async move {
+            let (consensus, mut decided) =
+                Consensus::open(Options::new(Storage::Memory(kept))).await?;
+            let group = GroupName::new(GROUP)?;
+            let joining = Joining {
+                client: ClientId::new("once")?,
+                incarnation: Incarnation(1),
+                weight: 1,
+                consistency: None,
+            };
+            let changes = [
+                Change::Configure {
+                    settings,
+                    start: true,
+                },
+                Change::Join {
+                    members: vec![joining],
+                    start: true,
+                },
+                Change::Leave {
+                    members: vec![1],
+                    start: true,
+                },
+            ];
+            let commands = changes.map(|change| Command::Group {
+                group: group.clone(),
+                change,
+            });
+            consensus.propose(commands.to_vec())?;
+            for _ in 0..2 {
+                decided.recv().await;
+            }
+            consensus.shutdown().await;
+            Ok(())
+        }),
+    );
+    sim.run().unwrap();
+    disk
+}
+
 /// Runs the process.
 ///
 /// # Errors
@@ -81,7 +130,8 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     let mut server = Server::start_with(config, memory).await?;
     let consensus = server.consensus().clone();
     let group = GroupName::new(GROUP)?;
-    let settings = consensus.read(|state| state.group(&group).map(|known| known.settings().clone()));
+    let settings =
+        consensus.read(|state| state.group(&group).map(|known| known.settings().clone()));
     *process.seen.lock().unwrap() = Some(Arc::new(Seen {
         consensus,
         metrics: server.metrics().clone(),

@@ -37,6 +37,8 @@ pub struct Setup {
     pub handlers: Handlers,
     /// The longest drain.
     pub drain: Duration,
+    /// Set when the trouble is over: no row takes long from then on.
+    pub calm: Arc<AtomicBool>,
 }
 
 /// A row that was begun.
@@ -148,7 +150,11 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
         };
         let mut key = *KEYS.start() + i64::try_from(rng::below(25)).unwrap_or(0);
         for _ in KEYS {
-            key = if key == *KEYS.end() { *KEYS.start() } else { key + 1 };
+            key = if key == *KEYS.end() {
+                *KEYS.start()
+            } else {
+                key + 1
+            };
             let busy = {
                 let running = lock(&process.running);
                 running.len() >= MOST_ROWS || running.values().any(|other| *other == key)
@@ -180,7 +186,8 @@ fn begin(process: &Arc<Process>, client: &Client, key: i64, row: skyschedule_cli
     });
     let handlers = process.setup.handlers;
     let drain = u64::try_from(process.setup.drain.as_millis()).unwrap_or(1_000);
-    let takes = if rng::below(100) < handlers.slow_percent {
+    let calm = process.setup.calm.load(Ordering::Relaxed);
+    let takes = if rng::below(100) < handlers.slow_percent && !calm {
         drain / 2 + rng::below(drain * 3 / 2)
     } else {
         1 + rng::below(handlers.usual_ms)
@@ -200,5 +207,7 @@ fn begin(process: &Arc<Process>, client: &Client, key: i64, row: skyschedule_cli
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -6,6 +6,7 @@ use skyschedule_common::protocol::messages::Consistency;
 use skyschedule_server::consensus::MemoryDisk;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use turmoil::Sim;
@@ -66,7 +67,6 @@ enum Later {
     ResumeServer,
     LosePower,
     KillServer(Duration),
-    Kill(usize),
 }
 
 /// One simulation.
@@ -81,6 +81,7 @@ pub struct World {
     last_event: Duration,
     /// Nothing new happens before.
     quiet_until: Duration,
+    calm: Arc<AtomicBool>,
     group: GroupName,
     oracle: Oracle,
     /// What happened.
@@ -102,8 +103,13 @@ impl World {
             .enable_random_order()
             .build();
         let world = env_sim::World::new(seed);
-        let disk = MemoryDisk::new()
-            .with_latency(Duration::from_millis(dice.pick(&profile.disk_ms)));
+        let disk = if profile.is_exclusive() {
+            server::used_disk(&profile.settings)
+        } else {
+            MemoryDisk::new()
+        };
+        let disk =
+            disk.with_latency(Duration::from_millis(dice.pick(&profile.disk_ms)));
         let slot: Arc<Mutex<Option<Arc<server::Process>>>> = Arc::default();
         let host = world.host_with_drift(SERVER, drift(&mut dice));
         sim.host(SERVER, {
@@ -129,7 +135,9 @@ impl World {
             up_since: None,
             down_since: Duration::ZERO,
         };
-        let count = dice.millis(profile.clients.0, profile.clients.1).as_millis();
+        let count = dice
+            .millis(profile.clients.0, profile.clients.1)
+            .as_millis();
         let mut machines = Vec::new();
         for number in 0..count {
             let name = format!("c{number}");
@@ -176,6 +184,7 @@ impl World {
             scheduled: 0,
             last_event: Duration::ZERO,
             quiet_until: Duration::ZERO,
+            calm: Arc::default(),
             group: GroupName::new(GROUP).unwrap(),
             trace: Trace::new(prints),
         };
@@ -235,7 +244,8 @@ impl World {
 
     fn schedule(&mut self, after: Duration, what: Later) {
         self.scheduled += 1;
-        self.later.insert((self.now() + after, self.scheduled), what);
+        self.later
+            .insert((self.now() + after, self.scheduled), what);
     }
 
     fn run_for(&mut self, duration: Duration) -> Result<(), Violation> {
@@ -279,7 +289,12 @@ impl World {
     fn reap(&mut self) {
         for at in 0..self.machines.len() {
             let machine = &self.machines[at];
-            if machine.is_up && machine.process.as_ref().is_some_and(|process| process.has_closed()) {
+            if machine.is_up
+                && machine
+                    .process
+                    .as_ref()
+                    .is_some_and(|process| process.has_closed())
+            {
                 self.note(&format!("host {at}: closed"));
                 self.kill(at);
             }
@@ -322,9 +337,11 @@ impl World {
                     .as_ref()
                     .is_some_and(|process| process.seen().is_some())
             });
+        let carries = |machine: &Machine| !machine.is_up || machine.link == Link::Clear;
         let known = Known {
             now,
             is_troubled,
+            is_reachable: server_since.is_some() && self.machines.iter().all(carries),
             last_event: self.last_event,
             server_since,
         };
@@ -362,7 +379,12 @@ impl World {
     // What happens.
 
     fn something_happens(&mut self) {
-        let weights: Vec<u32> = self.profile.events.iter().map(|(_, weight)| *weight).collect();
+        let weights: Vec<u32> = self
+            .profile
+            .events
+            .iter()
+            .map(|(_, weight)| *weight)
+            .collect();
         for _ in 0..10 {
             let Some(drawn) = self.dice.weighted(&weights) else {
                 return;
@@ -396,7 +418,11 @@ impl World {
         if from.is_empty() && !is_of_server(event) || is_of_server(event) && !server_runs {
             return false;
         }
-        let at = if from.is_empty() { 0 } else { self.dice.pick(&from) };
+        let at = if from.is_empty() {
+            0
+        } else {
+            self.dice.pick(&from)
+        };
         self.last_event = self.now();
         match event {
             Event::Start => self.start(at),
@@ -582,12 +608,10 @@ impl World {
         let setup = Setup {
             client_id: machine.client_id.clone(),
             weight: machine.weight,
-            consistency: self
-                .dice
-                .percent(50)
-                .then_some(settings.consistency),
+            consistency: self.dice.percent(50).then_some(settings.consistency),
             handlers: self.profile.handlers,
             drain: drain.duration(),
+            calm: Arc::clone(&self.calm),
         };
         let process = Process::new(setup);
         *machine.slot.lock().unwrap() = Some(Arc::clone(&process));
@@ -623,10 +647,20 @@ impl World {
         self.note(&format!("host {at}: loses power"));
         let (ip, server) = (self.machines[at].ip, self.sky.ip);
         let link = self.machines[at].link;
-        network::set(&self.sim, &mut self.machines[at].link, Link::Cut(Way::Both), ip, server);
+        network::set(
+            &self.sim,
+            &mut self.machines[at].link,
+            Link::Cut(Way::Both),
+            ip,
+            server,
+        );
         self.kill(at);
         // What the network kept is lost with the machine; otherwise it is as it was.
-        let link = if matches!(link, Link::Cut(_)) { link } else { Link::Clear };
+        let link = if matches!(link, Link::Cut(_)) {
+            link
+        } else {
+            Link::Clear
+        };
         network::set(&self.sim, &mut self.machines[at].link, link, ip, server);
     }
 
@@ -650,7 +684,10 @@ impl World {
     fn near_lapse(&mut self, at: usize) -> bool {
         let now = self.sim.elapsed();
         let machine = &self.machines[at];
-        let client = machine.process.as_ref().and_then(|process| process.client());
+        let client = machine
+            .process
+            .as_ref()
+            .and_then(|process| process.client());
         let left = client.map(|client| client.inspect_at(machine.host.clock_at(now)).lease_left);
         let Some(left) = left.filter(|left| !left.is_zero()) else {
             return false;
@@ -686,7 +723,11 @@ impl World {
 
     fn tell_wishes(&self, at: usize) {
         let machine = &self.machines[at];
-        if let Some(client) = machine.process.as_ref().and_then(|process| process.client()) {
+        if let Some(client) = machine
+            .process
+            .as_ref()
+            .and_then(|process| process.client())
+        {
             client.update_weight(machine.weight).unwrap();
             client.drain(machine.is_draining);
         }
@@ -734,7 +775,13 @@ impl World {
         let server = self.sky.ip;
         let links: Vec<Link> = self.machines.iter().map(|machine| machine.link).collect();
         for machine in &mut self.machines {
-            network::set(&self.sim, &mut machine.link, Link::Cut(Way::Both), machine.ip, server);
+            network::set(
+                &self.sim,
+                &mut machine.link,
+                Link::Cut(Way::Both),
+                machine.ip,
+                server,
+            );
         }
         self.server_dies(false);
         for (machine, link) in self.machines.iter_mut().zip(links) {
@@ -754,20 +801,18 @@ impl World {
 
     fn replace_disk(&mut self, disk: MemoryDisk, by: &str) {
         let away = self.outage();
-        self.note(&format!("server: killed, comes back with {by} on its disk in {away:?}"));
+        self.note(&format!(
+            "server: killed, comes back with {by} on its disk in {away:?}"
+        ));
         self.server_dies(true);
         self.sky.disk = disk;
-        self.oracle.lose_history();
+        self.oracle.lose_history(self.sim.elapsed() + away);
         self.schedule(away, Later::StartServer);
     }
 
     fn do_later(&mut self, what: Later) {
         match what {
             Later::Start(at) => self.start(at),
-            Later::Kill(at) if self.machines[at].is_up => {
-                self.note(&format!("host {at}: killed"));
-                self.kill(at);
-            }
             Later::Resume(at, pauses) if self.machines[at].pauses == pauses => {
                 self.note(&format!("host {at}: goes on"));
                 self.machines[at].host.resume();
@@ -775,7 +820,13 @@ impl World {
             Later::Clear(at, links) if self.machines[at].links == links => {
                 self.note(&format!("host {at}: network clear"));
                 let (ip, server) = (self.machines[at].ip, self.sky.ip);
-                network::set(&self.sim, &mut self.machines[at].link, Link::Clear, ip, server);
+                network::set(
+                    &self.sim,
+                    &mut self.machines[at].link,
+                    Link::Clear,
+                    ip,
+                    server,
+                );
             }
             Later::Link(at, links, link, spell) if self.machines[at].links == links => {
                 self.link(at, link, spell);
@@ -802,11 +853,18 @@ impl World {
     /// No more trouble: what was broken is whole, what stood still goes on.
     fn heal(&mut self) {
         self.note("no more trouble");
+        self.calm.store(true, Ordering::Relaxed);
         self.later.clear();
         let server = self.sky.ip;
         for at in 0..self.machines.len() {
             let machine = &mut self.machines[at];
-            network::set(&self.sim, &mut machine.link, Link::Clear, machine.ip, server);
+            network::set(
+                &self.sim,
+                &mut machine.link,
+                Link::Clear,
+                machine.ip,
+                server,
+            );
             machine.host.resume();
             machine.is_draining = false;
             machine.weight = machine.weight.max(1);
@@ -888,7 +946,11 @@ impl World {
                 .map(|view| {
                     let process = world.machines[view.host].process.as_ref();
                     let has_rows = worker::KEYS.any_in(&view.inside.rows);
-                    (view.host, process.map_or(0, |process| process.count()), has_rows)
+                    (
+                        view.host,
+                        process.map_or(0, |process| process.count()),
+                        has_rows,
+                    )
                 })
                 .collect()
         };
