@@ -16,7 +16,7 @@ use skyschedule_common::env::{self, net::Stream};
 use skyschedule_common::protocol::messages::{ClientMessage, Code, ServerMessage};
 use skyschedule_tests::member::{Member, Options};
 use skyschedule_tests::numbering::numbered;
-use skyschedule_tests::peer::{Peer, exchange, hello, read_to_end};
+use skyschedule_tests::peer::{Peer, exchange, frame, hello, read_to_end};
 use skyschedule_tests::proxy::Proxy;
 use skyschedule_tests::server::{PASSWORD, Server, USER};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -242,7 +242,7 @@ async fn an_old_client_logs_in_to_this_server() {
     first.put_slice(USER.as_bytes());
     first.put_u8(u8::try_from(login.nonce().len()).unwrap());
     first.put_slice(login.nonce().as_bytes());
-    old.send(&framed(&first)).await;
+    old.send(&frame(&first)).await;
     let mut challenge = old.receive().await;
     let mut challenge = challenge.split_off(4);
     assert_eq!(challenge.get_u8(), 2, "a challenge");
@@ -265,7 +265,7 @@ async fn an_old_client_logs_in_to_this_server() {
     let (proof, check) = login.respond(&challenge).unwrap();
     let mut second = BytesMut::from(&[2][..]);
     second.put_slice(&proof);
-    old.send(&framed(&second)).await;
+    old.send(&frame(&second)).await;
     let mut done = old.receive().await;
     let mut done = done.split_off(4);
     assert_eq!(done.get_u8(), 3, "the server's proof");
@@ -347,13 +347,6 @@ fn next_frame(bytes: &mut BytesMut) -> Option<BytesMut> {
 
 fn decode(frame: &[u8]) -> ServerMessage {
     skyschedule_common::protocol::codec::decode(&frame[4..], frame.len()).unwrap()
-}
-
-fn framed(body: &[u8]) -> BytesMut {
-    let mut frame = BytesMut::new();
-    frame.put_u32(u32::try_from(body.len()).unwrap());
-    frame.put_slice(body);
-    frame
 }
 
 fn unhex(text: &str) -> BytesMut {

@@ -10,6 +10,7 @@
 //! | [`ledger`] | whether no row had two workers, or none |
 //! | [`admin`] | the server's admin interface |
 //! | [`peer`] | the protocol by hand: what no honest client would send |
+//! | [`scene`] | a server under attack, and an honest client that must not notice |
 //! | [`proxy`] | a bad network between a client and a server |
 //!
 //! Every server, proxy and member belongs to its test: it is killed when it is dropped.
@@ -35,6 +36,8 @@ pub mod peer;
 mod process;
 #[cfg(not(sim))]
 pub mod proxy;
+#[cfg(not(sim))]
+pub mod scene;
 #[cfg(not(sim))]
 pub mod server;
 #[cfg(sim)]

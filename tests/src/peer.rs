@@ -3,13 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use bytes::{BufMut as _, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
 use skyschedule_common::auth::{Challenge, ClientExchange, Credentials, nonce};
 use skyschedule_common::env::{self, net::Stream};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::{Incarnation, Membership};
 use skyschedule_common::protocol::bounded::BoundedVec;
-use skyschedule_common::protocol::codec::{FrameCodec, MAX_FRAME};
+use skyschedule_common::protocol::codec::{self, FrameCodec, MAX_FRAME};
 use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, Login, Refusal, ServerMessage,
 };
@@ -262,6 +263,19 @@ pub fn exchange(user: &str, password: &str) -> ClientExchange {
     env::rng::fill(&mut random);
     let credentials = Credentials::new(user, password).expect("these can be credentials");
     ClientExchange::new(&credentials, nonce(random)).expect("the nonce is sound")
+}
+
+/// A frame with this body.
+pub fn frame(body: &[u8]) -> BytesMut {
+    let mut frame = BytesMut::new();
+    frame.put_u32(u32::try_from(body.len()).expect("it fits in a frame"));
+    frame.put_slice(body);
+    frame
+}
+
+/// The frame of a message.
+pub fn message(message: &ClientMessage) -> BytesMut {
+    frame(&codec::encode(message, MAX_FRAME).expect("a client could send it"))
 }
 
 /// A login that asks for a new membership and says no more than it must.
