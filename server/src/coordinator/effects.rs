@@ -298,9 +298,9 @@ impl Coordinator {
         let tracked = track.members.remove(&number);
         let joined = tracked.as_ref().and_then(|member| member.joined);
         let attached = tracked.and_then(|member| member.attached);
-        track.short_lives.count(joined, now);
         if how == Parting::Dead {
             track.deaths.count(client, now);
+            track.short_lives.count(joined, now);
         }
         if vacant {
             let grace = self.consensus.read(|state| {
@@ -376,7 +376,10 @@ impl Coordinator {
             .take()
             .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
         let distance = track.short_lives.distance(took, now);
-        track.not_before = settle.map(|settle| now + settle.duration().max(distance));
+        // A dead member's rows, given out meanwhile, do not bring the next barrier nearer.
+        track.not_before = settle
+            .map(|settle| now + settle.duration().max(distance))
+            .map(|at| track.not_before.map_or(at, |before| before.max(at)));
         tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
         self.metrics.handover(group, took);
         self.handle.publish(ServerEvent::Renumbered {
