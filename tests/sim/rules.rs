@@ -157,7 +157,11 @@ fn f3_connections_end_with_a_reset() {
 
 #[test]
 fn c2_a_lease_counts_from_sending() {
-    let profile = exclusive(Numbering::Modulo, &come_and_go(&[(Event::LateAnswers, 12)]));
+    let events = [(Event::Start, 10), (Event::LateAnswers, 10), (Event::Close, 1)];
+    let mut profile = exclusive(Numbering::Modulo, &events);
+    profile.every_ms = vec![500];
+    profile.twins_percent = 0;
+    profile.handlers.slow_percent = 0;
     is_missed(Rule::C2, &profile, &["held twice", "token back"]);
 }
 

@@ -274,11 +274,13 @@ impl Core {
                 let own = permit
                     .holding()
                     .is_some_and(|holding| holding.membership == membership);
+                // Without rows there is nothing to renew the lease for, and the release says what was taken.
+                let has_rows = !share.is_empty();
                 if let Some(attachment) = self.attachment.as_mut().filter(|_| own) {
                     if attachment.server == from {
                         self.pulls.answered = self.pulls.sent;
                     }
-                    if permit.told(membership, epoch, share) {
+                    if permit.told(membership, epoch, share) && has_rows {
                         attachment.heartbeat_at = now;
                     }
                 } else {
@@ -382,6 +384,7 @@ impl Core {
         attachment.welcomed = true;
         attachment.heartbeat_at = now;
         attachment.released = None;
+        // Also for a new membership: an earlier login of this incarnation may have made it.
         attachment.said = Wishes::default();
         self.pulls.sent = self.pulls.wanted;
         self.pulls.answered = self.pulls.wanted;
@@ -394,9 +397,6 @@ impl Core {
             };
             if index == from {
                 session.attach_backoff = FIRST_DELAY;
-                if welcomed == Welcomed::New {
-                    attachment.said.weight = Some(session.login_weight);
-                }
             } else if welcomed == Welcomed::New {
                 // The standby connections carry the membership from now on.
                 session.login_due = Some(now);

@@ -45,6 +45,10 @@ pub struct View {
     pub client_id: String,
     /// Whether it wants rows, and is able to work: not stopped, not leaving, with a weight.
     pub willing: bool,
+    /// The weight that its user wants for it.
+    pub weight: u32,
+    /// Whether its user wants its share to move away.
+    pub drains: bool,
     /// The inside of the client.
     pub inside: Inspection,
     /// Rows that its handlers work on.
@@ -427,7 +431,7 @@ impl Oracle {
         let overtaken = self
             .overrun
             .get(&(view.host, key))
-            .is_some_and(|since| now >= *since + self.drain / 100 * 99);
+            .is_some_and(|since| now + Duration::from_millis(100) >= *since + self.drain);
         view.holds(key) && (self.exclusive || !overtaken)
     }
 
@@ -623,6 +627,16 @@ impl Oracle {
                     view.inside.epoch,
                     member.told,
                     member.epoch
+                ));
+            }
+            if (member.weight, member.draining) != (view.weight, view.drains) {
+                return Err(format!(
+                    "{} wants weight {} (drain: {}) and has {} ({})",
+                    name(view),
+                    view.weight,
+                    view.drains,
+                    member.weight,
+                    member.draining
                 ));
             }
             if !member.is_settled() {

@@ -368,6 +368,8 @@ impl World {
                 process: machine.processes,
                 client_id: machine.client_id.clone(),
                 willing,
+                weight: machine.weight,
+                drains: machine.is_draining,
                 inside: client.inspect_at(machine.host.clock_at(now)),
                 running: process.running(),
                 begun: process.take_begun(),
@@ -461,7 +463,7 @@ impl World {
                 self.link(at, Link::Stalled(Way::ToClient, Kept::All), answers);
                 let links = self.machines[at].links;
                 let words = Link::Stalled(Way::ToServer, Kept::All);
-                let spell = self.spell();
+                let spell = self.dice.millis(1_000, 4_000);
                 self.schedule(answers, Later::Link(at, links, words, spell));
             }
             Event::LateFin => {
@@ -929,6 +931,9 @@ impl World {
             let Some(client) = client.and_then(|process| process.client()) else {
                 continue;
             };
+            if machine.process.as_ref().is_some_and(|process| process.is_closing()) {
+                return Err(format!("host {at} is leaving"));
+            }
             let status = client.shares().borrow().clone();
             if status.epoch.is_some() && !status.settled {
                 return Err(format!("host {at} does not know that all is settled"));
