@@ -7,10 +7,11 @@ use tempfile::TempDir;
 
 use crate::Options;
 use crate::common::Result;
+use crate::common::members::{Tally, look};
+use crate::common::newcomer::Newcomer;
 use crate::common::process::{Worker, memory, processor_time};
 use crate::common::report::{Report, Row, Samples, Yardstick};
-use crate::members::Tally;
-use crate::newcomer::Newcomer;
+use crate::common::server::rest;
 
 /// Processes that the members of a group are spread over.
 const PROCESSES: usize = 2;
@@ -136,11 +137,12 @@ impl Stage {
 
     async fn found(&mut self, kind: Kind) -> Result<()> {
         self.group = kind.name().to_owned();
-        if let Kind::Slots(slots) = kind {
-            let command = format!("slots {} {slots}", self.group);
-            self.server.ask::<()>(&command).await?;
-        }
-        Ok(())
+        let slots = match kind {
+            Kind::Modulo => 0,
+            Kind::Slots(slots) => slots,
+        };
+        let command = format!("found {} {slots} 0", self.group);
+        self.server.ask::<()>(&command).await
     }
 
     /// Lets `count` clients in at once; when the last of them was a member.
@@ -191,8 +193,10 @@ impl Stage {
         let total = kind.total(size + 1)?;
         let (numbers, concerned) = kind.moved(size)?;
         let [mut joins, mut leaves, mut bare] = [const { Samples::NONE }; 3];
+        let [mut work, mut bare_work] = [const { Samples::NONE }; 2];
         for round in 0..rounds {
             let name = format!("newcomer-{round}");
+            let before = worked(&self.server, &self.members)?;
             let mut newcomer = Newcomer::join(server, &group, &name, total, numbers).await?;
             let left = u64::from(total) - newcomer.numbers;
             let last = self
@@ -205,6 +209,7 @@ impl Stage {
                 .max(newcomer.served)
                 .saturating_duration_since(newcomer.began);
             joins.push(took);
+            work.push(self.work_since(before, took).await?);
             rest(took).await;
             newcomer.heartbeat(1).await;
 
@@ -214,23 +219,37 @@ impl Stage {
             drop(peer);
             rest(took).await;
 
+            let worked_bare = worked(&self.bare, &self.bare_members)?;
             let began: u64 = self.bare.ask(&format!("exchange {concerned}")).await?;
             let last = look(&mut self.bare_members).await?.last;
             bare.push(Duration::from_nanos(last.saturating_sub(began)));
+            let now = worked(&self.bare, &self.bare_members)?;
+            bare_work.push(now.saturating_sub(worked_bare));
         }
-        for (what, ours) in [("join", joins), ("leave", leaves)] {
+        let bar = (size >= 100).then_some(EXCHANGE_BAR);
+        for (what, ours, samples, bar) in [
+            ("one joins", joins, bare.clone(), bar),
+            ("one leaves", leaves, bare, bar),
+            ("processors' time, one joins", work, bare_work, None),
+        ] {
             report.add(Row {
-                what: format!("{}, {size} members: one {what}s", kind.name()),
+                what: format!("{}, {size} members: {what}", kind.name()),
                 unit: "ms",
                 ours,
                 yardstick: Some(Yardstick {
                     name: "bare exchange",
-                    samples: bare.clone(),
-                    bar: (size >= 100).then_some(EXCHANGE_BAR),
+                    samples,
+                    bar,
                 }),
             });
         }
         Ok(())
+    }
+
+    /// What server and clients worked for a renumbering, with what follows when it is over: heartbeats.
+    async fn work_since(&self, worked_before: Duration, took: Duration) -> Result<Duration> {
+        env::sleep(took / 2 + Duration::from_millis(5)).await;
+        Ok(worked(&self.server, &self.members)?.saturating_sub(worked_before))
     }
 
     /// All log in at once; what they cost while they are there.
@@ -364,13 +383,6 @@ impl Stage {
     }
 }
 
-/// Until the next renumbering may begin: in a group whose members come and go all the time, the server keeps
-/// them apart by 24 times the length of the last one, up to 10 s.
-async fn rest(took: Duration) {
-    let distance = (took * 25).min(Duration::from_millis(10_100));
-    env::sleep(distance.max(took * 2) + Duration::from_millis(50)).await;
-}
-
 /// What a server that only echoes costs.
 struct Echo {
     /// Memory a client.
@@ -419,13 +431,12 @@ async fn connect_bare(members: &mut [Worker], count: usize) -> Result<Instant> {
     Ok(Instant::from_nanos(ends.into_iter().max().unwrap_or(0)))
 }
 
-async fn look(members: &mut [Worker]) -> Result<Tally> {
-    let looking = members.iter_mut().map(|worker| worker.ask::<Tally>("look"));
-    let mut sum = Tally::default();
-    for tally in futures_util::future::try_join_all(looking).await? {
-        sum.add(tally);
-    }
-    Ok(sum)
+/// What the processors did for a server and its members.
+fn worked(server: &Worker, members: &[Worker]) -> Result<Duration> {
+    let processes = std::iter::once(server).chain(members);
+    processes
+        .map(|process| processor_time(process.pid()?))
+        .sum::<Result<Duration>>()
 }
 
 async fn kill(members: Vec<Worker>) -> Result<()> {

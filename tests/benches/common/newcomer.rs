@@ -10,7 +10,7 @@ use skyschedule_common::share::Share;
 use skyschedule_tests::peer::{Peer, exchange, hello, login};
 use skyschedule_tests::server::{PASSWORD, USER};
 
-use crate::common::Result;
+use super::Result;
 
 /// A member that owns rows.
 pub(crate) struct Newcomer {
