@@ -1,6 +1,9 @@
 //! Rows move in two steps: their owner is told to keep only what it may keep, and what it releases is
 //! granted to the new owner. Grant follows release, an ended lease or a proven death, never hope.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::protocol::messages::{Consistency, Numbering};
@@ -36,45 +39,38 @@ impl Group {
     }
 
     /// Members and vacancies as the plan sees them, the oldest first.
-    pub(super) fn seats(&self) -> Vec<Seat> {
+    pub(super) fn seats<'a>(&'a self) -> Vec<Seat<'a>> {
+        static NOTHING: Numbers = Numbers::EMPTY;
         let same = self.planned == self.settings.numbering;
-        let present = |share: &Share| {
-            if same {
-                share.numbers().clone()
-            } else {
-                Numbers::EMPTY
-            }
-        };
-        let working = |member: &Member| {
-            if member.held.total() == member.target.total() {
-                present(&member.held)
-            } else {
-                Numbers::EMPTY
-            }
-        };
         let members = self.members.iter().map(|(&number, member)| {
-            (
-                number,
-                Seat {
-                    weight: member.effective_weight(),
-                    present: present(&member.target),
-                    working: working(member),
+            let is_working = member.held.total() == member.target.total();
+            let seat = Seat {
+                weight: member.effective_weight(),
+                present: member.target.numbers(),
+                working: if is_working {
+                    member.held.numbers()
+                } else {
+                    &NOTHING
                 },
-            )
+            };
+            (number, seat)
         });
         let vacancies = self.vacancies.values().map(|vacancy| {
-            (
-                vacancy.member,
-                Seat {
-                    weight: vacancy.weight,
-                    present: present(&vacancy.target),
-                    working: Numbers::EMPTY,
-                },
-            )
+            let seat = Seat {
+                weight: vacancy.weight,
+                present: vacancy.target.numbers(),
+                working: &NOTHING,
+            };
+            (vacancy.member, seat)
         });
-        let mut seats: Vec<(u64, Seat)> = members.chain(vacancies).collect();
+        let mut seats: Vec<(u64, Seat<'a>)> = members.chain(vacancies).collect();
         seats.sort_by_key(|(number, _)| *number);
-        seats.into_iter().map(|(_, seat)| seat).collect()
+        let seat = |(_, seat): (u64, Seat<'a>)| Seat {
+            present: if same { seat.present } else { &NOTHING },
+            working: if same { seat.working } else { &NOTHING },
+            ..seat
+        };
+        seats.into_iter().map(seat).collect()
     }
 
     fn make_targets(&mut self) {
@@ -103,28 +99,36 @@ impl Group {
     /// Nobody is promised these rows any more. Unless a plan is made at once, they go to the live members
     /// with the fewest, under the present total, until the next plan.
     pub(super) fn free(&mut self, shares: &[Share], start: bool) {
-        if shares.iter().all(Share::is_empty) {
+        let shares = || shares.iter().filter(|share| !share.is_empty());
+        // Targets that are not empty have one total.
+        let Some(total) = shares().map(Share::total).next() else {
             return;
-        }
+        };
         self.outdated = true;
         if self.may_plan(start) {
             return;
         }
         let most = self.settings.max_slots.map_or(u64::MAX, u64::from);
-        for share in shares {
-            let receiver = self
-                .members
-                .values_mut()
-                .filter(|member| {
-                    member.effective_weight() > 0 && member.target.total() == share.total()
-                })
-                .min_by_key(|member| member.target.numbers().len());
-            if let Some(member) = receiver {
+        let receivers = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.effective_weight() > 0 && member.target.total() == total);
+        // The one with the fewest first, of these the oldest.
+        let mut receivers: BinaryHeap<Reverse<(u64, u64)>> = receivers
+            .map(|(&number, member)| Reverse((member.target.numbers().len(), number)))
+            .collect();
+        for share in shares() {
+            let Some(mut first) = receivers.peek_mut() else {
+                return;
+            };
+            let Reverse((owned, number)) = &mut *first;
+            if let Some(member) = self.members.get_mut(number) {
                 let present = member.target.numbers();
-                let room = most.saturating_sub(present.len());
+                let room = most.saturating_sub(*owned);
                 let numbers = present.union(&plan::first_n(share.numbers(), room));
+                *owned = numbers.len();
                 member.target =
-                    Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+                    Share::new(total, numbers).unwrap_or_else(|_| member.target.clone());
             }
         }
     }
