@@ -120,8 +120,8 @@ pub struct Oracle {
     settled: BTreeMap<i64, u64>,
     /// Since when nobody holds a row.
     unheld: BTreeMap<i64, Duration>,
-    /// Since when a row is worked on by a client whose share it has left.
-    overrun: BTreeMap<(usize, i64), Duration>,
+    /// Since when a member is told a share without this row.
+    recalled: BTreeMap<(u64, i64), Duration>,
     /// Since when members of the state belong to no process that lives.
     zombies: BTreeMap<u64, Duration>,
     steps: u64,
@@ -147,7 +147,7 @@ impl Oracle {
             taken: BTreeMap::new(),
             settled: BTreeMap::new(),
             unheld: BTreeMap::new(),
-            overrun: BTreeMap::new(),
+            recalled: BTreeMap::new(),
             zombies: BTreeMap::new(),
             steps: 0,
         }
@@ -191,6 +191,7 @@ impl Oracle {
         }
         if let Some((state, checked)) = state {
             self.observe_state(state, trace)?;
+            self.note_recalls(world.now);
             checked.map_err(|what| Violation::new("state", what))?;
         }
         self.observe_clients(views, trace)?;
@@ -352,7 +353,6 @@ impl Oracle {
     fn overlaps(&mut self, world: &World, views: &[View]) -> Result<(), Violation> {
         let now = world.now;
         if !self.exclusive {
-            self.note_overruns(now, views);
             let excused = self.server_lease() + self.drain + Duration::from_secs(5);
             if self.troubled_at.is_some_and(|at| now <= at + excused) {
                 return Ok(());
@@ -371,18 +371,18 @@ impl Oracle {
         Ok(())
     }
 
-    fn note_overruns(&mut self, now: Duration, views: &[View]) {
-        let mut outside = Vec::new();
-        for view in views.iter().filter(|view| !view.running.is_empty()) {
-            for key in &view.running {
-                if !view.inside.rows.contains(RowKey::from(*key)) {
-                    outside.push((view.host, *key));
-                    self.overrun.entry((view.host, *key)).or_insert(now);
+    /// Notes since when members are told to give up rows: the server counts from its decision, which the client
+    /// may hear of later.
+    fn note_recalls(&mut self, now: Duration) {
+        let Some(group) = &self.state else { return };
+        for (number, member) in group.members() {
+            for key in KEYS {
+                if member.told.contains(key.into()) {
+                    self.recalled.remove(&(*number, key));
+                } else {
+                    self.recalled.entry((*number, key)).or_insert(now);
                 }
             }
-        }
-        if !self.overrun.is_empty() {
-            self.overrun.retain(|key, _| outside.contains(key));
         }
     }
 
@@ -428,10 +428,11 @@ impl Oracle {
         if view.inside.rows.contains(RowKey::from(key)) {
             return view.is_trusting();
         }
+        let number = view.inside.membership.map_or(0, |membership| membership.number);
         let overtaken = self
-            .overrun
-            .get(&(view.host, key))
-            .is_some_and(|since| now + Duration::from_millis(100) >= *since + self.drain);
+            .recalled
+            .get(&(number, key))
+            .is_some_and(|since| now + Duration::from_millis(20) >= *since + self.drain);
         view.holds(key) && (self.exclusive || !overtaken)
     }
 

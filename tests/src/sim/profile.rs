@@ -199,7 +199,7 @@ impl Profile {
                 (Event::CrashAtCommit, 2),
                 (Event::TwoStarts, 3),
             ],
-            every_ms: vec![200, 500, 1_500],
+            every_ms: vec![200, 500, 1_500, 4_000],
             trouble_ms: (5_000, 10_000),
             network_ms: vec![2, 10, 50],
             disk_ms: vec![0, 3, 30],

@@ -638,7 +638,8 @@ impl World {
     fn kill(&mut self, at: usize) {
         let machine = &mut self.machines[at];
         machine.pauses += 1;
-        env_sim::kill(&mut self.sim, &machine.host);
+        let clear = (machine.link == Link::Clear).then_some((machine.ip, self.sky.ip));
+        kill(&mut self.sim, &machine.host, clear.as_slice());
         if let Some(process) = &machine.process {
             process.bury();
         }
@@ -758,7 +759,10 @@ impl World {
             let kept = dice.pick(&[0, 50, 90, 100]);
             self.sky.disk.crash(|| dice.percent(kept));
         }
-        env_sim::kill(&mut self.sim, &self.sky.host);
+        let server = self.sky.ip;
+        let clear = self.machines.iter().filter(|machine| machine.link == Link::Clear);
+        let clear: Vec<_> = clear.map(|machine| (machine.ip, server)).collect();
+        kill(&mut self.sim, &self.sky.host, &clear);
         if let Some(process) = self.sky.process.take() {
             process.bury();
         }
@@ -1043,6 +1047,14 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Kills a process; `clear`: its networks that carry. A dying runtime drops its tasks, and with them its sockets, in an
+/// order that other simulations of this process have a part in: no delay may be drawn meanwhile.
+fn kill(sim: &mut Sim<'_>, host: &Host, clear: &[(IpAddr, IpAddr)]) {
+    clear.iter().for_each(|(a, b)| sim.hold(*a, *b));
+    env_sim::kill(sim, host);
+    clear.iter().for_each(|(a, b)| sim.release(*a, *b));
 }
 
 /// Whether some key is among rows.
