@@ -74,7 +74,11 @@ fn l2_no_message_before_it_is_durable() {
 fn l3_a_new_leader_gives_full_leases() {
     let events = come_and_go(&[(Event::ServerKill, 6)]);
     let profile = exclusive(Numbering::Modulo, &events);
-    is_missed(Rule::L3, &profile, &["held twice", "token back", "shares moved"]);
+    is_missed(
+        Rule::L3,
+        &profile,
+        &["held twice", "token back", "shares moved"],
+    );
 }
 
 #[test]
@@ -157,7 +161,11 @@ fn f3_connections_end_with_a_reset() {
 
 #[test]
 fn c2_a_lease_counts_from_sending() {
-    let events = [(Event::Start, 10), (Event::LateAnswers, 10), (Event::Close, 1)];
+    let events = [
+        (Event::Start, 10),
+        (Event::LateAnswers, 10),
+        (Event::Close, 1),
+    ];
     let mut profile = exclusive(Numbering::Modulo, &events);
     profile.every_ms = vec![500];
     profile.twins_percent = 0;

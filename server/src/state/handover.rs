@@ -32,7 +32,8 @@ impl Group {
 
     fn may_plan(&self, start: bool) -> bool {
         match (self.handover, self.settings.numbering) {
-            (None, _) => start,
+            // Where nobody works there is nobody to spare, and nobody to hand over from.
+            (None, _) => start || self.members.values().all(|member| member.held.is_empty()),
             (Some(handover), Numbering::Modulo) => !handover.granted,
             (Some(handover), Numbering::Slots(_)) => start || !handover.granted,
         }

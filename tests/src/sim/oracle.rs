@@ -428,7 +428,10 @@ impl Oracle {
         if view.inside.rows.contains(RowKey::from(key)) {
             return view.is_trusting();
         }
-        let number = view.inside.membership.map_or(0, |membership| membership.number);
+        let number = view
+            .inside
+            .membership
+            .map_or(0, |membership| membership.number);
         let overtaken = self
             .recalled
             .get(&(number, key))

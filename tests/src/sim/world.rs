@@ -108,8 +108,7 @@ impl World {
         } else {
             MemoryDisk::new()
         };
-        let disk =
-            disk.with_latency(Duration::from_millis(dice.pick(&profile.disk_ms)));
+        let disk = disk.with_latency(Duration::from_millis(dice.pick(&profile.disk_ms)));
         let slot: Arc<Mutex<Option<Arc<server::Process>>>> = Arc::default();
         let host = world.host_with_drift(SERVER, drift(&mut dice));
         sim.host(SERVER, {
@@ -760,7 +759,10 @@ impl World {
             self.sky.disk.crash(|| dice.percent(kept));
         }
         let server = self.sky.ip;
-        let clear = self.machines.iter().filter(|machine| machine.link == Link::Clear);
+        let clear = self
+            .machines
+            .iter()
+            .filter(|machine| machine.link == Link::Clear);
         let clear: Vec<_> = clear.map(|machine| (machine.ip, server)).collect();
         kill(&mut self.sim, &self.sky.host, &clear);
         if let Some(process) = self.sky.process.take() {
@@ -935,7 +937,11 @@ impl World {
             let Some(client) = client.and_then(|process| process.client()) else {
                 continue;
             };
-            if machine.process.as_ref().is_some_and(|process| process.is_closing()) {
+            if machine
+                .process
+                .as_ref()
+                .is_some_and(|process| process.is_closing())
+            {
                 return Err(format!("host {at} is leaving"));
             }
             let status = client.shares().borrow().clone();
