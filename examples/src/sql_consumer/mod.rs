@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skyschedule_client::sql::{self, AnyBacklog, Database, Stopper, Task};
-use skyschedule_client::{Client, ConnectError, NoGoodbye};
+use skyschedule_client::{Client, ConnectError};
 use skyschedule_common::env;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -48,8 +48,6 @@ enum Failure {
     Ledger(#[from] LedgerError),
     #[error("signals cannot be received: {0}")]
     Signals(io::Error),
-    #[error("{0}")]
-    Goodbye(#[from] NoGoodbye),
 }
 
 /// Runs the command to its end.
@@ -127,7 +125,11 @@ async fn work(options: Options) -> Result<(), Failure> {
         polls = metrics.polls,
         "stopped"
     );
-    Ok(client.close().await?)
+    if let Err(unheard) = client.close().await {
+        // All the same everything is finished and marked.
+        tracing::warn!("{unheard}");
+    }
+    Ok(())
 }
 
 async fn connect(options: &Options) -> Result<Client, Failure> {
