@@ -136,7 +136,11 @@ fn l11_grants_follow_releases() {
 fn l15_later_epochs_are_told_again() {
     let events = come_and_go(&[(Event::Backup, 8), (Event::Restore, 4)]);
     let profile = Profile::lost_disks(Numbering::Modulo).with_events(&events);
-    is_missed(Rule::L15, &profile, &["not settled", "held by nobody"]);
+    is_missed(
+        Rule::L15,
+        &profile,
+        &["not settled", "held by nobody", "epoch back"],
+    );
 }
 
 #[test]

@@ -10,25 +10,42 @@ use skyschedule_tests::sim::profile::Profile;
 use skyschedule_tests::sim::seeds::{logs, number, report, run, run_many};
 use std::time::Duration;
 
-fn command(seed: u64) -> String {
-    format!("SKY_SIM_SEED={seed} ./tests/run --sim --test sim_seeds -- no_seed_breaks_a_promise")
+fn command(seed: u64, test: &str) -> String {
+    format!("SKY_SIM_SEED={seed} ./tests/run --sim --test sim_seeds -- {test}")
+}
+
+/// The first seed, and how many, unless the environment asks for others.
+fn asked(count: u64) -> (u64, u64) {
+    match number("SKY_SIM_SEED", 0) {
+        0 => (number("SKY_SIM_FIRST", 1), number("SKY_SIM_SEEDS", count)),
+        seed => (seed, 1),
+    }
 }
 
 #[test]
 fn no_seed_breaks_a_promise() {
     logs();
-    let one = number("SKY_SIM_SEED", 0);
-    let (first, count) = if one > 0 {
-        (one, 1)
-    } else {
-        (number("SKY_SIM_FIRST", 1), number("SKY_SIM_SEEDS", 500))
-    };
+    let (first, count) = asked(500);
     let start = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
     let (failed, runs) = run_many(first, count, Profile::of_seed, None);
     let took = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO) - start;
     eprintln!("{runs} seeds in {took:.1?}");
     if let Some(outcome) = failed {
-        panic!("{}", report(&outcome, &command(outcome.seed)));
+        panic!(
+            "{}",
+            report(&outcome, &command(outcome.seed, "no_seed_breaks_a_promise"))
+        );
+    }
+}
+
+#[test]
+fn a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive() {
+    logs();
+    let (first, count) = asked(60);
+    let (failed, _) = run_many(first, count, |_| Profile::lost_and_exclusive(), None);
+    if let Some(outcome) = failed {
+        let test = "a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive";
+        panic!("{}", report(&outcome, &command(outcome.seed, test)));
     }
 }
 

@@ -239,10 +239,7 @@ impl Coordinator {
             }
             (members, waiting, vacancies)
         });
-        if waiting.is_empty() {
-            self.empty_until =
-                Some(now + server_lease(crate::state::Settings::default().base_lease()));
-        }
+        self.ready_at = now;
         for (name, number, lease, released) in members {
             let track = self.groups.entry(name.clone()).or_default();
             let mut member = MemberTrack::new(now, lease);

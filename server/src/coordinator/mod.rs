@@ -78,8 +78,8 @@ pub(crate) struct Coordinator {
 
     /// This leadership's own entry is applied (rule L1).
     ready: bool,
-    /// No exclusive group gives anything out before (rule L16).
-    empty_until: Option<Instant>,
+    /// Since when it may act. An exclusive group without members gives nothing out for a lease from then on (rule L16).
+    ready_at: Instant,
     looked: Instant,
     connections: BTreeMap<ConnectionId, Connection>,
     groups: BTreeMap<GroupName, GroupTrack>,
@@ -128,7 +128,7 @@ impl Coordinator {
             handle: handle.clone(),
             metrics,
             ready: false,
-            empty_until: None,
+            ready_at: env::now(),
             looked: env::now(),
             connections: BTreeMap::new(),
             groups: BTreeMap::new(),

@@ -441,7 +441,7 @@ impl Oracle {
 
     /// In an exclusive group each owner's token is above that of the owner before.
     fn begins(&mut self, views: &[View]) -> Result<(), Violation> {
-        if !self.exclusive {
+        if !self.exclusive || self.history_lost {
             return Ok(());
         }
         for view in views {

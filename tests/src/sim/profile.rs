@@ -253,6 +253,19 @@ impl Profile {
         profile
     }
 
+    /// An exclusive group whose server loses its disk: what it gives out then, it gives out after all leases.
+    pub fn lost_and_exclusive() -> Self {
+        let mut profile = Self::exclusive("lost and exclusive", Numbering::Modulo, false);
+        profile.events = vec![
+            (Event::Start, 10),
+            (Event::Kill, 2),
+            (Event::DiskLoss, 3),
+            (Event::ServerKill, 6),
+            (Event::ServerRestart, 3),
+        ];
+        profile
+    }
+
     /// The same with other trouble, drawn by these weights.
     #[must_use]
     pub fn with_events(mut self, events: &[(Event, u32)]) -> Self {
