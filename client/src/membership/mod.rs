@@ -274,18 +274,12 @@ impl Core {
                 let own = permit
                     .holding()
                     .is_some_and(|holding| holding.membership == membership);
-                // Without rows there is nothing to renew the lease for, and the release says what was taken.
-                let has_rows = !share.is_empty();
-                if let Some(attachment) = self.attachment.as_mut().filter(|_| own) {
-                    if attachment.server == from {
-                        self.pulls.answered = self.pulls.sent;
-                    }
-                    if permit.told(membership, epoch, share) && has_rows {
-                        attachment.heartbeat_at = now;
-                    }
-                } else {
-                    permit.told(membership, epoch, share);
+                let attached = self.attachment.as_ref();
+                if own && attached.is_some_and(|attachment| attachment.server == from) {
+                    self.pulls.answered = self.pulls.sent;
                 }
+                // The release that answers it says what was taken; the lease needs no heartbeat for it.
+                permit.told(membership, epoch, share);
             }
             ServerMessage::Alive {
                 membership,

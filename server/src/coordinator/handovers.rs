@@ -31,7 +31,7 @@ impl Coordinator {
         let Some(track) = self.groups.get_mut(group) else {
             return;
         };
-        // Whoever answers a share has taken it (rule L17); an empty share is not confirmed by a heartbeat at once.
+        // Rule L17: whoever answers a share has taken it, as a heartbeat would say later.
         if told == Some(epoch) {
             track.unseen.remove(&number);
         }
