@@ -32,7 +32,7 @@ use std::time::Duration;
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
-use skyschedule_common::protocol::messages::{ServerMessage, Serving};
+use skyschedule_common::protocol::messages::{Numbering, ServerMessage, Serving};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use handle::{AskError, ConfigureError, Handle};
@@ -225,10 +225,18 @@ impl Coordinator {
             return;
         }
         let now = env::now();
-        let groups = &self.groups;
-        let commands = self
-            .batch
-            .take(|name| groups.get(name).is_none_or(|track| track.may_start(now)));
+        let commands = self.batch.take(|name| {
+            let Some(track) = self.groups.get(name) else {
+                return true;
+            };
+            // A barrier that ends within this batch must not be followed by the next one at once.
+            let in_barrier = track.handover_began.is_some()
+                && self.consensus.read(|state| {
+                    let group = state.group(name);
+                    group.is_some_and(|group| group.settings().numbering == Numbering::Modulo)
+                });
+            track.may_start(now) && !in_barrier
+        });
         if commands.is_empty() {
             return;
         }
