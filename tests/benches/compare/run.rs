@@ -95,8 +95,9 @@ struct Outcome {
 /// Measures everything.
 pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
     for &size in &options.members {
-        let ours = measure(System::SkySchedule, size, options.rounds).await?;
         for (system, name) in System::OTHERS {
+            // Next to each of the others, since a shared machine is not always the same.
+            let ours = measure(System::SkySchedule, size, options.rounds).await?;
             let theirs = measure(system, size, options.rounds).await?;
             let bar = if system.is_acknowledged() {
                 PROMISE_BAR
@@ -284,7 +285,7 @@ impl Stage {
     /// One joins; how long it took until all knew.
     async fn join(&mut self, name: &str) -> Result<(Victim, Duration)> {
         let total = self.size + 1;
-        let (victim, began, served) = match self.system {
+        let (mut victim, began, served) = match self.system {
             System::SkySchedule => {
                 let address = self.address.parse()?;
                 let newcomer =
@@ -306,7 +307,10 @@ impl Stage {
         };
         let last = self.numbered(total).await?.max(served);
         let took = last.saturating_duration_since(began);
-        rest(took).await;
+        match &mut victim {
+            Victim::ByHand(newcomer) => newcomer.rest(took).await,
+            Victim::Process(_) => self.rest(took).await,
+        }
         Ok((victim, took))
     }
 
@@ -318,6 +322,15 @@ impl Stage {
         }
         let began = enter(self.system, &mut worker, name, 1).await?;
         Ok((worker, began))
+    }
+
+    /// Waits until the next change is a change of its own. A signal's time is mostly that of a lease; what
+    /// counts here is that of the renumbering.
+    async fn rest(&self, took: Duration) {
+        match self.system {
+            System::SkySchedule => rest(took.min(Duration::from_millis(250))).await,
+            _ => env::sleep(Duration::from_millis(200)).await,
+        }
     }
 
     async fn leave(&mut self, victim: Victim) -> Result<Duration> {
@@ -336,7 +349,7 @@ impl Stage {
             }
         };
         let took = took.saturating_duration_since(began);
-        rest(took).await;
+        self.rest(took).await;
         Ok(took)
     }
 
@@ -344,11 +357,7 @@ impl Stage {
     async fn lose(&mut self, name: &str, signal: Signal) -> Result<Duration> {
         let (worker, joined) = self.start(name).await?;
         let end = self.numbered(self.size + 1).await?;
-        rest(
-            end.saturating_duration_since(joined)
-                .min(Duration::from_secs(1)),
-        )
-        .await;
+        self.rest(end.saturating_duration_since(joined)).await;
         let pid = Pid::from_raw(i32::try_from(worker.pid()?)?).ok_or("a process without an id")?;
         let began = env::now();
         kill_process(pid, signal)?;
@@ -357,7 +366,7 @@ impl Stage {
             .await?
             .saturating_duration_since(began);
         worker.kill().await?;
-        rest(took.min(Duration::from_secs(1))).await;
+        self.rest(took).await;
         Ok(took)
     }
 }

@@ -12,8 +12,8 @@ use zookeeper_client::{Acls, AddWatchMode, Client, CreateMode, Error, EventType}
 use crate::common::Result;
 use crate::store::{Change, Store};
 
-/// A tick of the server; its shortest session has two.
-const TICK: Duration = Duration::from_millis(500);
+/// The usual tick of the server; its shortest session has two.
+const TICK: Duration = Duration::from_secs(2);
 
 /// Where Debian's package puts it.
 const CLASSES: &str = "/etc/zookeeper/conf_example:/usr/share/java/*";

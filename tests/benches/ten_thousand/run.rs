@@ -16,6 +16,9 @@ use crate::common::server::rest;
 /// Processes that the members of a group are spread over.
 const PROCESSES: usize = 2;
 
+/// Times that all log in at once.
+const STORMS: usize = 3;
+
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -77,14 +80,71 @@ pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
     }
     if options.storm > 0 {
         for kind in [Kind::Modulo, Kind::slots_for(options.storm)] {
+            let mut storms = Storms::default();
+            for _ in 1..STORMS {
+                Stage::set(options)
+                    .await?
+                    .storm(kind, options, &mut storms)
+                    .await?;
+            }
             let mut stage = Stage::set(options).await?;
-            stage.storm(kind, options, report).await?;
+            let used = stage.storm(kind, options, &mut storms).await?;
+            storms.report(kind, options.storm, report);
+            if matches!(kind, Kind::Modulo) {
+                stage.costs(used, options, report).await?;
+            }
             let rounds = options.rounds.div_ceil(3);
             stage.joins_and_leaves(kind, rounds, report).await?;
             stage.all_drop(kind, report).await?;
         }
     }
     Ok(())
+}
+
+/// What several storms of logins showed.
+#[derive(Default)]
+struct Storms {
+    joined: Samples,
+    numbered: Samples,
+    bare: Samples,
+    work: Samples,
+    bare_work: Samples,
+    renumberings: Vec<u64>,
+}
+
+impl Storms {
+    fn report(self, kind: Kind, size: usize, report: &mut Report) {
+        let what = |what: &str| format!("{}, {size} log in at once: {what}", kind.name());
+        let bare = |samples: Samples, bar| {
+            Some(Yardstick {
+                name: "bare connections, 4 frames each",
+                samples,
+                bar,
+            })
+        };
+        for (name, ours, yardstick) in [
+            (
+                "all are members",
+                self.joined,
+                bare(self.bare.clone(), Some(LOGIN_BAR)),
+            ),
+            ("all are numbered", self.numbered, bare(self.bare, None)),
+            ("processors' time", self.work, bare(self.bare_work, None)),
+        ] {
+            report.add(Row {
+                what: what(name),
+                unit: "ms",
+                ours,
+                yardstick,
+            });
+        }
+        report.add(Row {
+            what: what("renumberings"),
+            unit: "",
+            ours: Samples::counts(&self.renumberings),
+            yardstick: None,
+        });
+    }
 }
 
 /// A server with its members, and beside it the bare loop with its own.
@@ -210,8 +270,7 @@ impl Stage {
                 .saturating_duration_since(newcomer.began);
             joins.push(took);
             work.push(self.work_since(before, took).await?);
-            rest(took).await;
-            newcomer.heartbeat(1).await;
+            newcomer.rest(took).await;
 
             let (began, peer) = newcomer.leave().await;
             let took = self.numbered(kind).await?.saturating_duration_since(began);
@@ -248,18 +307,20 @@ impl Stage {
 
     /// What server and clients worked for a renumbering, with what follows when it is over: heartbeats.
     async fn work_since(&self, worked_before: Duration, took: Duration) -> Result<Duration> {
-        env::sleep(took / 2 + Duration::from_millis(5)).await;
+        env::sleep((took / 2).min(Duration::from_millis(500)) + Duration::from_millis(5)).await;
         Ok(worked(&self.server, &self.members)?.saturating_sub(worked_before))
     }
 
-    /// All log in at once; what they cost while they are there.
-    async fn storm(&mut self, kind: Kind, options: &Options, report: &mut Report) -> Result<()> {
+    /// All log in at once. Answers the memory that the server had before.
+    async fn storm(&mut self, kind: Kind, options: &Options, storms: &mut Storms) -> Result<u64> {
         let size = options.storm;
-        let name = kind.name();
-        let bare_began = env::now();
+        let worked_before = worked(&self.bare, &self.bare_members)?;
+        let began = env::now();
         let connected = connect_bare(&mut self.bare_members, size).await?;
-        let bare = connected.saturating_duration_since(bare_began);
+        storms.bare.push(connected.saturating_duration_since(began));
         self.bare.ask::<u64>(&format!("wait {size}")).await?;
+        let work = worked(&self.bare, &self.bare_members)?.saturating_sub(worked_before);
+        storms.bare_work.push(work);
 
         self.found(kind).await?;
         // One a process comes before: it derives the key of the password.
@@ -273,40 +334,22 @@ impl Stage {
         let count = format!("handovers {}", self.group);
         let before: u64 = self.server.ask(&count).await?;
         let used = memory(self.server.pid()?)?;
-        let worked = processor_time(self.server.pid()?)?;
+        let worked_before = worked(&self.server, &self.members)?;
         let began = env::now();
         let joined = self.connect("m", size - PROCESSES - 1).await?;
         self.size = size;
         let numbered = self.numbered(kind).await?;
-        let handovers: u64 = self.server.ask::<u64>(&count).await? - before;
-        let worked = processor_time(self.server.pid()?)?.saturating_sub(worked);
-        for (what, end) in [("members", joined), ("numbered", numbered)] {
-            report.add(Row {
-                what: format!("{name}, {size} log in at once, until all are {what}"),
-                unit: "ms",
-                ours: Samples::time(end.saturating_duration_since(began)),
-                yardstick: Some(Yardstick {
-                    name: "bare connections, 4 frames each",
-                    samples: Samples::time(bare),
-                    bar: Some(LOGIN_BAR),
-                }),
-            });
-        }
-        report.add(Row::plain(
-            format!("{name}, {size} log in at once: renumberings"),
-            "",
-            handovers as f64,
-        ));
-        report.add(Row::plain(
-            format!("{name}, {size} log in at once: server's processor time"),
-            "ms",
-            worked.as_secs_f64() * 1_000.0,
-        ));
+        storms.joined.push(joined.saturating_duration_since(began));
+        storms
+            .numbered
+            .push(numbered.saturating_duration_since(began));
+        let work = worked(&self.server, &self.members)?.saturating_sub(worked_before);
+        storms.work.push(work);
+        let handovers: u64 = self.server.ask(&count).await?;
+        storms.renumberings.push(handovers - before);
+        // The last heartbeats that follow.
         env::sleep(Duration::from_secs(3)).await;
-        if matches!(kind, Kind::Modulo) {
-            self.costs(used, options, report).await?;
-        }
-        Ok(())
+        Ok(used)
     }
 
     /// Memory and processor time of the server while its clients send heartbeats.
