@@ -1,4 +1,25 @@
 //! The general mix: many seeds, each another history of joins, deaths, restarts, bad networks and bad clocks.
+//!
+//! A failure prints the last lines of what happened, what must not be, and a command that runs this seed alone.
+//! Read it from below: the last line names the promise or the rule and the rows; then look upwards for who was
+//! told what, and what the driver did before.
+//!
+//! ```text
+//! 0.367 state: member 1 c1 told {0-5}/16 at 12, held {0-7}/16, target {0-5}/16    decided by the server
+//! 0.371 host 1 (c1.1): member 1 told {0-5}/16 at 12 (leased)                      heard by the first process of c1 on host 1
+//! 0.605 host 1: suspended for 334ms                                               done by the driver
+//! ```
+//!
+//! | variable | |
+//! |---|---|
+//! | `SKY_SIM_SEED=17` | this seed only |
+//! | `SKY_SIM_FIRST=1 SKY_SIM_SEEDS=500` | these seeds: many more in a long run |
+//! | `SKY_SIM_THREADS=2` | simulations at a time; as many as there are cores by default |
+//! | `SKY_SIM_TRACE=1` | all lines, as they happen (with `-- --nocapture`) |
+//! | `SKY_SIM_LOG=skyschedule_client=debug,skyschedule_server=debug,turmoil=info` | the logs of client and server between them, with the host's name |
+//!
+//! Same seed, same trace: also beside other simulations in one process. What is drawn follows from the seed, so a change
+//! of the code under test usually makes another history of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 #[cfg(not(sim))]
