@@ -41,7 +41,7 @@ impl Core {
             self.release(permit);
             self.heartbeat(permit, now);
             self.ping(now);
-            self.tell_wishes(permit);
+            self.tell_wishes(permit, now);
             self.say_goodbye(permit, now);
         }
         self.planned = Some(self.deadline(permit, now));
@@ -400,7 +400,7 @@ impl Core {
         Some(self.last_seq)
     }
 
-    fn tell_wishes(&mut self, permit: &Permit) {
+    fn tell_wishes(&mut self, permit: &Permit, now: Instant) {
         let Some(attachment) = self
             .attachment
             .as_mut()
@@ -425,6 +425,8 @@ impl Core {
         attachment.said.drain = drain.or(attachment.said.drain);
         if weight.is_some() || drain.is_some() {
             attachment.said_after = self.last_seq;
+            // Its answer says that this was heard.
+            attachment.heartbeat_at = now;
             self.send(
                 server,
                 ClientMessage::Update {
