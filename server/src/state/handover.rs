@@ -184,28 +184,31 @@ impl Group {
 
     /// Shrinks, then grants, whatever can be shrunk and granted now; ends the handover when all is done.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) {
-        if self.members.values().all(Member::is_settled) {
-            self.end(events);
-            return;
-        }
         let numbering = self.planned;
-        for (&number, member) in &mut self.members {
+        let totals = self.members.values().map(|member| member.target.total());
+        let total = totals.max().unwrap_or(0);
+        // A large group is looked through once: those that have what they should have need and hinder nothing.
+        let moving = self.members.iter_mut();
+        let mut moving: Vec<(u64, &mut Member)> = moving
+            .filter(|(_, member)| !member.is_settled())
+            .map(|(&number, member)| (number, member))
+            .collect();
+        for (number, member) in &mut moving {
             if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
                 let keeps = match numbering {
                     Numbering::Modulo => Share::none_of(member.target.total()),
                     Numbering::Slots(_) => member.held.retained(&member.target),
                 };
-                tell(&mut self.counter, number, member, keeps, events);
+                tell(&mut self.counter, *number, member, keeps, events);
             }
         }
         // Targets are disjoint, and have one total: only rows that are held outside their holder's own
         // target can be in the way.
-        let members = self.members.values();
-        let total = members.clone().map(|member| member.target.total()).max();
-        let outside = members.filter(|member| !member.held.is_within(&member.target));
-        let obstacles = Obstacles::new(total.unwrap_or(0), outside.map(|member| &member.held));
+        let outside = moving.iter().map(|(_, member)| &**member);
+        let outside = outside.filter(|member| !member.held.is_within(&member.target));
+        let obstacles = Obstacles::new(total, outside.map(|member| &member.held));
         let mut granted = false;
-        for (&number, member) in &mut self.members {
+        for (number, member) in &mut moving {
             if member.fenced
                 || member.told == member.target
                 || !(member.has_released() || broken(Rule::L11))
@@ -225,20 +228,18 @@ impl Group {
             if grows && free != member.told {
                 granted |= !free.is_empty();
                 member.held = free.clone();
-                tell(&mut self.counter, number, member, free, events);
+                tell(&mut self.counter, *number, member, free, events);
             }
         }
+        let mut waiting = moving.iter().filter(|(_, member)| !member.is_settled());
+        let is_over = waiting.clone().next().is_none();
         if let Some(handover) = &mut self.handover {
             handover.granted |= granted;
-        } else if self
-            .members
-            .values()
-            .any(|member| !member.fenced && !member.is_settled())
-        {
+        } else if waiting.any(|(_, member)| !member.fenced) {
             self.handover = Some(Handover { granted });
             events.push(Event::HandoverStarted);
         }
-        if self.members.values().all(|member| member.is_settled()) {
+        if is_over {
             self.end(events);
         }
     }
