@@ -23,7 +23,7 @@ mod rounds;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use place::{Kind, Place};
+use place::{Kind, Order, Place};
 use report::Report;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -43,6 +43,9 @@ pub(crate) struct Options {
     /// Due rows; as many are done, and as many in the future.
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
+    /// In which order rows are due.
+    #[arg(long, value_enum, default_value_t = Order::Mixed)]
+    order: Order,
     /// Numbers of consumers; slots are measured from 16 on, modulo up to 16.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
     consumers: Vec<usize>,
@@ -90,7 +93,7 @@ fn main() -> Result<()> {
 async fn run(options: &Options) -> Result<()> {
     let mut places = Vec::new();
     for kind in &options.database {
-        places.push(Place::connect(*kind, options.rows).await?);
+        places.push(Place::connect(*kind, options.rows, options.order).await?);
     }
     let servers = members::Servers::start().await?;
     let mut report = Report::new(options);

@@ -21,6 +21,26 @@ pub(crate) const BY_TIME: &str = "skip_locked_by_time";
 /// The table for `slots`.
 pub(crate) const BY_SLOT: &str = "skip_locked_by_slot";
 
+/// In which order rows are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Order {
+    /// In another one than they were added in, as tasks with different delays are.
+    Mixed,
+    /// In the order they were added in: done, due and future rows each lie together.
+    Added,
+}
+
+impl Order {
+    /// The place of a row in the order of due times, from 0, of so many rows.
+    fn rank(self, id: &str, all: u64) -> String {
+        match self {
+            // A prime: every row has a place of its own.
+            Self::Mixed => format!("({id} * 2654435761 % {all})"),
+            Self::Added => format!("({id} - 1)"),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Postgres,
@@ -47,6 +67,7 @@ impl Kind {
 pub(crate) struct Place {
     pub(crate) kind: Kind,
     pub(crate) rows: u64,
+    order: Order,
     url: String,
     own: Database,
 }
@@ -59,7 +80,7 @@ pub(crate) enum Snapshot {
 }
 
 impl Place {
-    pub(crate) async fn connect(kind: Kind, rows: u64) -> Result<Self> {
+    pub(crate) async fn connect(kind: Kind, rows: u64, order: Order) -> Result<Self> {
         let variable = kind.variable();
         let url = std::env::var(variable).map_err(|_| {
             format!(
@@ -71,6 +92,7 @@ impl Place {
         Ok(Self {
             kind,
             rows,
+            order,
             url,
             own,
         })
@@ -91,10 +113,12 @@ impl Place {
         }
     }
 
-    /// Makes both tables: done rows first, then due ones of the last hour, then those of tomorrow.
+    /// Makes both tables: done rows, due ones of the last hour, and those of tomorrow.
     pub(crate) async fn fill(&self) -> Result<()> {
         self.clear().await?;
         let (rows, all) = (self.rows, self.rows * 3);
+        let rank = |id| self.order.rank(id, all);
+        let (n, seq) = (rank("n"), rank("seq"));
         for table in [BY_TIME, BY_SLOT] {
             let statements = match self.kind {
                 Kind::Postgres => vec![
@@ -104,8 +128,8 @@ impl Place {
                     ),
                     format!(
                         "INSERT INTO {table} SELECT n, 'task ' || n, now() - interval '2 hours' \
-                         + n * interval '1 hour' / {rows} + CASE WHEN n > {rows} * 2 THEN interval '1 day' ELSE '0' END, \
-                         CASE WHEN n <= {rows} THEN 1 ELSE 0 END FROM generate_series(1, {all}) AS n"
+                         + {n} * interval '1 hour' / {rows} + CASE WHEN {n} >= {rows} * 2 THEN interval '1 day' ELSE '0' END, \
+                         CASE WHEN {n} < {rows} THEN 1 ELSE 0 END FROM generate_series(1, CAST({all} AS bigint)) AS n"
                     ),
                     if table == BY_SLOT {
                         format!(
@@ -126,8 +150,8 @@ impl Place {
                     ),
                     format!(
                         "INSERT INTO {table} SELECT seq, CONCAT('task ', seq), NOW(6) - INTERVAL 2 HOUR \
-                         + INTERVAL (seq * 3600000000 DIV {rows}) MICROSECOND + INTERVAL IF(seq > {rows} * 2, 1, 0) DAY, \
-                         IF(seq <= {rows}, 1, 0) FROM seq_1_to_{all}"
+                         + INTERVAL ({seq} * 3600000000 DIV {rows}) MICROSECOND + INTERVAL IF({seq} >= {rows} * 2, 1, 0) DAY, \
+                         IF({seq} < {rows}, 1, 0) FROM seq_1_to_{all}"
                     ),
                     if table == BY_SLOT {
                         format!(
@@ -153,11 +177,17 @@ impl Place {
             .await
     }
 
+    /// The rows that were due at first.
+    fn were_due(&self) -> String {
+        let rank = self.order.rank("id", self.rows * 3);
+        format!("{rank} >= {} AND {rank} < {}", self.rows, self.rows * 2)
+    }
+
     /// Makes the rows due again that were marked, and waits until what that left behind is cleaned up.
     pub(crate) async fn put_back(&self, table: &str) -> Result<()> {
-        let (after, to) = (self.rows, self.rows * 2);
+        let due = self.were_due();
         self.run(&format!(
-            "UPDATE {table} SET status = 0 WHERE status = 1 AND id > {after} AND id <= {to}"
+            "UPDATE {table} SET status = 0 WHERE status = 1 AND {due}"
         ))
         .await?;
         match self.kind {
@@ -178,9 +208,9 @@ impl Place {
 
     /// Due rows that are marked.
     pub(crate) async fn marked(&self, table: &str) -> Result<i64> {
-        let (after, to) = (self.rows, self.rows * 2);
+        let due = self.were_due();
         self.number(&format!(
-            "SELECT CAST(count(*) AS {}) FROM {table} WHERE status = 1 AND id > {after} AND id <= {to}",
+            "SELECT CAST(count(*) AS {}) FROM {table} WHERE status = 1 AND {due}",
             match self.kind {
                 Kind::Postgres => "BIGINT",
                 Kind::Mariadb => "SIGNED",
@@ -191,9 +221,9 @@ impl Place {
 
     /// Marks the due rows of some slots.
     pub(crate) async fn empty(&self, slots: &str) -> Result<()> {
-        let (after, to) = (self.rows, self.rows * 2);
+        let due = self.were_due();
         self.run(&format!(
-            "UPDATE {BY_SLOT} SET status = 1 WHERE id > {after} AND id <= {to} AND (id & {}) IN ({slots})",
+            "UPDATE {BY_SLOT} SET status = 1 WHERE {due} AND (id & {}) IN ({slots})",
             SLOTS - 1
         ))
         .await?;
