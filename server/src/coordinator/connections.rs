@@ -431,9 +431,9 @@ impl Coordinator {
         let group = connection.login.group.clone();
         let Login { client, .. } = &connection.login;
         let (next, newest) = self.consensus.read(|state| {
-            state
-                .group(&group)
-                .map_or((1, Epoch::ZERO), |group| (group.next_membership(), group.epoch()))
+            state.group(&group).map_or((1, Epoch::ZERO), |group| {
+                (group.next_membership(), group.epoch())
+            })
         });
         // Another client may have been first to show that the state was lost, and have known less.
         let is_known = membership.number < next && epoch.quorum <= newest.quorum;
