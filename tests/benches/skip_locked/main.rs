@@ -1,5 +1,6 @@
 //! The library's consumer beside `SELECT … FOR UPDATE SKIP LOCKED` workers, on PostgreSQL and MariaDB:
-//! `tests/databases/with cargo bench -p skyschedule-tests --bench skip_locked`.
+//! `SKY_TEST_CACHE_MB=2048 tests/databases/with cargo bench -p skyschedule-tests --bench skip_locked`. With less memory
+//! than the tables need, it is the disk that is measured.
 //!
 //! Both work through tables of 1M due, 1M done and 1M future rows in batches of 100 with a handler that does nothing,
 //! with the same sessions and as many connections (two for a consumer or worker), as tasks of this process, which

@@ -285,8 +285,8 @@ impl Place {
     async fn run(&self, statement: &str) -> Result<()> {
         let statement = sqlx::raw_sql(AssertSqlSafe(statement));
         match &self.own {
-            Database::Postgres(pool) => drop(statement.execute(pool).await?),
-            Database::MySql(pool) => drop(statement.execute(pool).await?),
+            Database::Postgres(pool) => statement.execute(pool).await.map(|_| ())?,
+            Database::MySql(pool) => statement.execute(pool).await.map(|_| ())?,
             Database::Sqlite(_) => {}
         }
         Ok(())

@@ -69,9 +69,12 @@ async fn better_way(place: &Place, count: usize) -> Result<Way> {
     let mut sums = [0.0; 2];
     for _ in 0..2 {
         for (sum, way) in sums.iter_mut().zip([Way::One, Way::All]) {
-            *sum += their_rate(place, count, way, Duration::from_secs(2)).await?;
+            let workers = Workers::start(place, count, way).await?;
+            *sum += rate(&workers, Duration::from_secs(1), place.rows / 4).await?;
+            workers.stop().await?;
         }
     }
+    place.put_back(BY_TIME).await?;
     Ok(if sums[0] >= sums[1] {
         Way::One
     } else {
