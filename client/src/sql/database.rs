@@ -84,6 +84,8 @@ fn sized<D: sqlx::Database>(options: PoolOptions<D>, connections: u32) -> PoolOp
     options
         .max_connections(connections.max(2))
         .acquire_timeout(PATIENCE)
+        // A lost connection fails a statement, which is tried again; a test is one more way to the database each time.
+        .test_before_acquire(false)
 }
 
 impl From<PgPool> for Database {
