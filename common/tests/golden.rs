@@ -27,7 +27,7 @@ use skyschedule_common::protocol::bounded::{BoundedString, BoundedVec};
 use skyschedule_common::protocol::codec::FrameCodec;
 use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, Code, Consistency, Load, Login, Millis, Numbering,
-    Refusal, ServerHello, ServerMessage, Serving, Terms,
+    PeerHello, Refusal, ServerHello, ServerMessage, Serving, Terms,
 };
 use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION};
 use skyschedule_common::share::{Numbers, Share};
@@ -66,6 +66,7 @@ variants!(
         Update,
         Pull,
         Goodbye,
+        Peer,
     }
 );
 
@@ -259,6 +260,16 @@ fn client_samples() -> Vec<(&'static str, ClientMessage)> {
         ),
         ("client.pull", M::Pull { membership: MEMBER }),
         ("client.goodbye", M::Goodbye { membership: MEMBER }),
+        (
+            "client.peer",
+            M::Peer(PeerHello {
+                magic: MAGIC,
+                version: 1,
+                from: 1,
+                to: 300,
+                nonce: [0x5a; 32],
+            }),
+        ),
     ]
 }
 

@@ -14,7 +14,7 @@ use std::fs;
 
 use proptest::prelude::*;
 use skyschedule_server::consensus::{
-    Consensus, ConsensusError, Decided, MemoryDisk, NotLeader, Options, ProposeError, Storage,
+    ConfirmError, Consensus, ConsensusError, Decided, MemoryDisk, Options, ProposeError, Storage,
 };
 use skyschedule_server::state::State;
 use store_common::{TempDir, answered, command, group, open, propose, state_after, try_open};
@@ -35,7 +35,7 @@ async fn a_restart_knows_all_and_leads_anew() {
         other_handle.propose(vec![command(0)]),
         Err(ProposeError::Stopped)
     );
-    assert_eq!(other_handle.confirm().await, Err(NotLeader));
+    assert_eq!(other_handle.confirm().await, Err(ConfirmError::NotLeader));
     assert!(decided.recv().await.is_none(), "the answers end");
 
     let (consensus, _decided) = open(folder.options()).await;
@@ -136,6 +136,7 @@ async fn a_failed_write_is_fatal_and_loses_nothing_that_was_answered() {
             let _ = consensus.propose(vec![command(answered)]);
             match decided.recv().await {
                 Some(Decided::Applied { .. }) => answered += 1,
+                Some(Decided::Lost { .. }) => {}
                 Some(Decided::Failed(error)) => break error,
                 None => panic!("it ended without a reason"),
             }
@@ -149,7 +150,7 @@ async fn a_failed_write_is_fatal_and_loses_nothing_that_was_answered() {
             consensus.propose(vec![command(answered)]),
             Err(ProposeError::Stopped)
         );
-        assert_eq!(consensus.confirm().await, Err(NotLeader));
+        assert_eq!(consensus.confirm().await, Err(ConfirmError::NotLeader));
         assert!(decided.recv().await.is_none());
         disk.crash(|| false);
         let (consensus, _decided) = open(options()).await;
@@ -228,7 +229,7 @@ async fn a_store_of_a_later_version_is_refused() {
     write
         .open_table(about)
         .unwrap()
-        .insert("format", 2)
+        .insert("format", 3)
         .unwrap();
     write.commit().unwrap();
     drop(database);
@@ -237,8 +238,8 @@ async fn a_store_of_a_later_version_is_refused() {
         matches!(
             error,
             ConsensusError::Newer {
-                found: 2,
-                known: 1,
+                found: 3,
+                known: 2,
                 ..
             }
         ),
