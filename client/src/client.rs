@@ -15,7 +15,7 @@ use crate::builder::Builder;
 use crate::config::Config;
 use crate::driver::{Driver, Joined};
 use crate::error::{Closed, ConnectError, NoGoodbye, WeightTooLarge};
-use crate::membership::Farewell;
+use crate::membership::{Drain, Farewell};
 use crate::observe::{ConnectionState, Inspection, Status};
 use crate::permit::Stage;
 use crate::shared::Shared;
@@ -150,11 +150,13 @@ impl Client {
         Ok(())
     }
 
-    /// Lets the client's share move away while it stays connected, or takes that back.
+    /// Lets the client's share move away while it stays connected, or takes that back: also where an operator
+    /// drained it.
     pub fn drain(&self, away: bool) {
-        self.0
-            .shared
-            .request(|requests| requests.wishes.drain = Some(away));
+        self.0.shared.request(|requests| {
+            let call = requests.wishes.drain.map_or(1, |drain| drain.call + 1);
+            requests.wishes.drain = Some(Drain { away, call });
+        });
     }
 
     /// Ends the client in good order: no new rows; waits until every [`Row`](crate::Row) is dropped; releases, says

@@ -54,6 +54,10 @@
 //! resolved anew at each attempt. It starts with any one server up, or with none
 //! ([`Builder::connect_in_background`]). [`Client::state`] and [`Client::shares`] are watches of what happens.
 //!
+//! # SQL task tables
+//! With the cargo feature `sql` the whole loop is there, on PostgreSQL, MariaDB, MySQL and SQLite: fetch what is due, run
+//! a handler for each row, mark, try again, give back. See the module `sql`.
+//!
 //! # Inside
 //! The decisions are two pure state machines: `permit` (what may be begun now) and `membership` (which server,
 //! what to say). `driver` and `connection` carry them out.
@@ -69,6 +73,8 @@ mod membership;
 mod observe;
 mod permit;
 mod shared;
+#[cfg(feature = "sql")]
+pub mod sql;
 mod work;
 
 pub use builder::Builder;

@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 /// let degraded: Epoch = "17~2.3".parse().unwrap();
 /// assert!(Epoch::quorum(17) < degraded && degraded < Epoch::quorum(18));
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Epoch {
     /// Counter of the replicated state.
     pub quorum: u64,
@@ -32,7 +34,11 @@ impl Epoch {
 
     /// The epoch that a quorum decided.
     pub const fn quorum(counter: u64) -> Self {
-        Self { quorum: counter, degraded: 0, replica: 0 }
+        Self {
+            quorum: counter,
+            degraded: 0,
+            replica: 0,
+        }
     }
 }
 
@@ -74,7 +80,9 @@ mod tests {
 
     #[test]
     fn order_is_quorum_then_degraded_then_replica() {
-        let mut epochs: Vec<Epoch> = ["18", "17~2.1", "17", "17~1.9", "17~2.3"].map(|text| text.parse().unwrap()).into();
+        let mut epochs: Vec<Epoch> = ["18", "17~2.1", "17", "17~1.9", "17~2.3"]
+            .map(|text| text.parse().unwrap())
+            .into();
         epochs.sort();
         let printed: Vec<String> = epochs.iter().map(Epoch::to_string).collect();
         assert_eq!(printed, ["17", "17~1.9", "17~2.1", "17~2.3", "18"]);

@@ -1,1 +1,4 @@
-//! SkySchedule.
+//! Runnable examples of SkySchedule.
+
+pub mod demo;
+pub mod sql_consumer;

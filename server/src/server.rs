@@ -207,6 +207,11 @@ impl Server {
         &self.handle
     }
 
+    /// Its memory: to look at what is decided.
+    pub fn consensus(&self) -> &Consensus {
+        &self.consensus
+    }
+
     /// What it counts.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics

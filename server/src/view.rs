@@ -128,6 +128,17 @@ pub enum ServerEvent {
         /// The client.
         client_id: String,
     },
+    /// A member's weight changed, or its share moves away, or does so no more.
+    Updated {
+        /// The group.
+        group: String,
+        /// The client.
+        client_id: String,
+        /// Its part of the whole.
+        weight: u32,
+        /// Whether its share moves away while it stays.
+        draining: bool,
+    },
     /// A client that died too often is let in only after a delay.
     Delayed {
         /// The group.

@@ -95,6 +95,42 @@ fn a_release_that_is_waited_for_is_visible() {
 }
 
 #[test]
+fn a_member_is_drained_and_shows_how_far_it_is() {
+    let server = Running::local();
+    let _a = server.member("orders", "a");
+    let mut events = server.events();
+    let post = |client: &str| {
+        let path = format!("/api/v1/groups/orders/members/{client}/drain");
+        server.call("POST", &path, &["content-type: application/json"], "")
+    };
+    let drained = post("a");
+    assert_eq!(drained.status, 200, "{drained:?}");
+    let member = drained.json();
+    assert_eq!(member["client_id"], "a");
+    assert_eq!(member["state"], "draining");
+    assert_eq!(
+        member["numbers"],
+        json!([[0, 0]]),
+        "it holds its number until it has released it"
+    );
+    assert_eq!(
+        events.until("updated"),
+        json!({"event": "updated", "group": "orders", "client_id": "a", "weight": 1, "draining": true})
+    );
+    // This member never answers.
+    server.wait("it is shown for how long that takes", || {
+        let group = server.get("/api/v1/groups/orders").json();
+        let member = &group["members"][0];
+        let pending = member["pending_since_ms"].as_u64();
+        member["target"] == json!([]) && pending.is_some_and(|ms| ms > 30)
+    });
+    assert_eq!(post("a").status, 200, "it drains already");
+    let unknown = post("b");
+    assert_eq!((unknown.status, unknown.error()), (404, "not_found".into()));
+    assert!(unknown.body.contains("group orders has no member b"));
+}
+
+#[test]
 fn the_cluster_is_shown() {
     let server = Running::local();
     let cluster = server.get("/api/v1/cluster").json();
@@ -214,6 +250,7 @@ fn what_is_not_there_is_an_error_of_the_same_shape() {
     let json = "content-type: application/json";
     let long = "x".repeat(70_000);
     let group = "/api/v1/groups/orders";
+    let drain = "/api/v1/groups/orders/members/a/drain";
     /// Method, path, more head lines and body; status and code.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a str, u16, &'a str);
     let cases: &[Case] = &[
@@ -222,6 +259,17 @@ fn what_is_not_there_is_an_error_of_the_same_shape() {
         ("PUT", "/api/v1/groups/a%2Fb", &[json], "{}", 400, "invalid"),
         ("GET", "/api/v1/groups/%ff", &[], "", 400, "invalid"),
         ("GET", "/api/v1/group", &[], "", 404, "not_found"),
+        ("POST", drain, &[json], "", 404, "not_found"),
+        ("POST", drain, &[], "", 415, "unsupported_media_type"),
+        ("GET", drain, &[], "", 405, "method_not_allowed"),
+        (
+            "POST",
+            "/api/v1/groups/orders/members/a%20b/drain",
+            &[json],
+            "",
+            400,
+            "invalid",
+        ),
         ("GET", "/../etc/passwd", &[], "", 404, "not_found"),
         ("DELETE", group, &[json], "", 405, "method_not_allowed"),
         (

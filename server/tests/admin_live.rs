@@ -159,6 +159,7 @@ fn the_description_matches_what_is_answered() {
         "/api/v1/cluster",
         "/api/v1/groups",
         "/api/v1/groups/{group}",
+        "/api/v1/groups/{group}/members/{client_id}/drain",
         "/api/v1/events",
         "/api/v1/openapi.json",
     ];
@@ -172,9 +173,12 @@ fn the_description_matches_what_is_answered() {
             continue;
         }
         for (method, described) in methods.as_object().unwrap() {
-            let path = path.replace("{group}", "orders");
+            let path = path
+                .replace("{group}", "orders")
+                .replace("{client_id}", "a");
             let answer = match method.as_str() {
                 "get" => server.get(&path),
+                "post" => server.call("POST", &path, &["content-type: application/json"], ""),
                 "put" => server.put(&path, &json!({"settle_ms": 30})),
                 other => panic!("{other} {path} is not checked"),
             };
@@ -198,7 +202,7 @@ fn the_description_matches_what_is_answered() {
             }
         }
     }
-    assert_eq!(checked, 7);
+    assert_eq!(checked, 8);
     let error = &api["paths"]["/api/v1/groups/{group}"]["get"]["responses"]["404"];
     let schema = &error["content"]["application/json"]["schema"];
     check(

@@ -133,8 +133,18 @@ fn what_cannot_be_done_ends_with_1_and_the_reason() {
         (output.status.code(), stderr(&output)),
         (Some(1), "there is no group none\n")
     );
+    let output = run(&dir, &["drain", "none", "a", "--admin", &admin], &[]);
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(1), "group none has no member a\n")
+    );
     drop(serving);
-    for command in [&["status"][..], &["groups"], &["members", "none"]] {
+    for command in [
+        &["status"][..],
+        &["groups"],
+        &["members", "none"],
+        &["drain", "none", "a"],
+    ] {
         let output = run(&dir, command, &[("SKY_ADMIN", &admin)]);
         assert_eq!(output.status.code(), Some(1), "{command:?}");
         assert!(

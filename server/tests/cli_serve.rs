@@ -187,3 +187,32 @@ fn a_server_with_a_user_may_listen_everywhere() {
     serving.logged("stopped");
     assert_eq!(serving.code(), Some(0));
 }
+
+#[test]
+fn it_takes_as_many_open_files_as_the_system_grants() {
+    let dir = TempDir::new().unwrap();
+    let binary = skyschedule(&dir, &[]).get_program().to_owned();
+    let serve = |script: &str| {
+        std::process::Command::new("sh")
+            .current_dir(dir.path())
+            .args(["-c", script, "sh"])
+            .arg(&binary)
+            .output()
+            .unwrap()
+    };
+    let ask = "exec \"$1\" serve --max-connections 900 --print-config";
+    let soft = serve(&format!("ulimit -Hn 1000; ulimit -Sn 256; {ask}"));
+    assert_eq!(soft.status.code(), Some(0), "{}", stderr(&soft));
+    assert!(
+        stdout(&soft).contains("max_connections_per_address = \"450\""),
+        "{}",
+        stdout(&soft)
+    );
+    let hard = serve(&format!("ulimit -n 256; {ask}"));
+    assert_eq!(hard.status.code(), Some(2));
+    assert!(
+        stderr(&hard).starts_with("max_connections: 900 connections do not fit into the 256 files"),
+        "{}",
+        stderr(&hard)
+    );
+}

@@ -129,6 +129,7 @@ pub struct Options {
     servers: Vec<String>,
     group: String,
     id: String,
+    password: String,
     more: Vec<String>,
 }
 
@@ -139,6 +140,7 @@ impl Options {
             servers: vec![server.to_string()],
             group: group.to_owned(),
             id: id.to_owned(),
+            password: PASSWORD.to_owned(),
             more: Vec::new(),
         }
     }
@@ -147,6 +149,13 @@ impl Options {
     #[must_use]
     pub fn server(mut self, address: SocketAddr) -> Self {
         self.servers.push(address.to_string());
+        self
+    }
+
+    /// Another password than that which servers of tests know.
+    #[must_use]
+    pub fn password(mut self, password: &str) -> Self {
+        password.clone_into(&mut self.password);
         self
     }
 
@@ -164,7 +173,7 @@ impl Options {
             .args(["--servers", &self.servers.join(",")])
             .args(["--group", &self.group])
             .args(["--client-id", &self.id])
-            .args(["--user", USER, "--password", PASSWORD])
+            .args(["--user", USER, "--password", &self.password])
             .args(&self.more)
             .env("RUST_LOG", "info")
             .stdin(Stdio::piped())

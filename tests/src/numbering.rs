@@ -32,26 +32,44 @@ pub struct Numbering {
 }
 
 impl Numbering {
-    /// The total.
-    pub fn total(&self) -> u32 {
-        self.rows[0].shares[0].0
-    }
-
     /// How long after `start` it was complete.
     pub fn after(&self, start: u64) -> Duration {
         Duration::from_nanos(self.at.saturating_sub(start))
     }
 }
 
-/// Waits until these members, and no others, divide all rows among themselves, each under a lease, and know
-/// that the numbering has settled.
+/// Waits until these members, and no others, own every row, each under a lease.
+///
+/// Just after a member was lost another one may have its rows beside its own, under the old total.
+pub async fn covered(members: &[&Member]) -> Numbering {
+    all(members, |_| true).await
+}
+
+/// Waits until these members own every row, each one number of as many as there are members.
+pub async fn numbered(members: &[&Member]) -> Numbering {
+    all(members, |rows| has_one_of(members.len(), rows)).await
+}
+
+/// As [`numbered`], and until each of them knows that all have taken the numbering: with its next heartbeat.
 pub async fn settled(members: &[&Member]) -> Numbering {
+    all(members, |rows| {
+        has_one_of(members.len(), rows) && rows.settled
+    })
+    .await
+}
+
+fn has_one_of(total: usize, rows: &Rows) -> bool {
+    rows.node
+        .is_some_and(|node| usize::try_from(node.0) == Ok(total))
+}
+
+async fn all(members: &[&Member], ready: impl Fn(&Rows) -> bool) -> Numbering {
     let deadline = env::now() + PATIENCE;
     loop {
         let rows: Vec<Rows> = members.iter().map(|member| member.rows()).collect();
         let shares: Option<Vec<Share>> = rows
             .iter()
-            .map(|rows| rows.share().filter(|_| rows.is_leased() && rows.settled))
+            .map(|rows| rows.share().filter(|_| rows.is_leased() && ready(rows)))
             .collect();
         if shares.is_some_and(|shares| is_whole(&shares)) {
             let at = members

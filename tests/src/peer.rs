@@ -3,19 +3,20 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use bytes::{BufMut as _, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
 use skyschedule_common::auth::{Challenge, ClientExchange, Credentials, nonce};
 use skyschedule_common::env::{self, net::Stream};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::{Incarnation, Membership};
 use skyschedule_common::protocol::bounded::BoundedVec;
-use skyschedule_common::protocol::codec::{FrameCodec, MAX_FRAME};
+use skyschedule_common::protocol::codec::{self, FrameCodec, MAX_FRAME};
 use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, Login, Refusal, ServerMessage,
 };
 use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION};
 use skyschedule_common::share::Share;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::codec::{Decoder, Framed};
 
@@ -26,7 +27,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection on which a test speaks the protocol.
 #[derive(Debug)]
-pub struct Peer(Framed<Stream, FrameCodec<ServerMessage, ClientMessage>>);
+pub struct Peer<S = Stream>(Framed<S, FrameCodec<ServerMessage, ClientMessage>>);
 
 /// What a server says to the first `Attach` that it grants.
 #[derive(Debug, Clone)]
@@ -47,9 +48,7 @@ impl Peer {
         let stream = Stream::connect(to)
             .await
             .expect("the server accepts connections");
-        let mut codec = FrameCodec::new();
-        codec.set_max_frame(MAX_FRAME);
-        Self(codec.framed(stream))
+        Self::over(stream)
     }
 
     /// Connects and logs in as an honest client would, up to and without `Login`.
@@ -75,6 +74,15 @@ impl Peer {
         let welcomed = peer.attach().await;
         (peer, welcomed)
     }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    /// Speaks over this connection.
+    pub fn over(stream: S) -> Self {
+        let mut codec = FrameCodec::new();
+        codec.set_max_frame(MAX_FRAME);
+        Self(codec.framed(stream))
+    }
 
     /// Sends a message, which must reach the system.
     pub async fn send(&mut self, message: ClientMessage) {
@@ -87,6 +95,22 @@ impl Peer {
             env::timeout(PATIENCE, self.0.send(message)).await,
             Ok(Ok(()))
         )
+    }
+
+    /// Sends bytes as they are.
+    pub async fn send_bytes(&mut self, bytes: &[u8]) {
+        assert!(self.try_send_bytes(bytes).await, "the server takes bytes");
+    }
+
+    /// Sends bytes as they are; false when the connection is over, or the server has not taken them in time.
+    pub async fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
+        let write = self.0.get_mut().write_all(bytes);
+        matches!(env::timeout(3 * PATIENCE, write).await, Ok(Ok(())))
+    }
+
+    /// Reads and forgets what has come so far.
+    pub async fn skip(&mut self) {
+        while let Ok(Some(Ok(_))) = env::timeout(Duration::from_micros(10), self.0.next()).await {}
     }
 
     /// The server's next message; `None` when it ended the connection.
@@ -239,6 +263,19 @@ pub fn exchange(user: &str, password: &str) -> ClientExchange {
     env::rng::fill(&mut random);
     let credentials = Credentials::new(user, password).expect("these can be credentials");
     ClientExchange::new(&credentials, nonce(random)).expect("the nonce is sound")
+}
+
+/// A frame with this body.
+pub fn frame(body: &[u8]) -> BytesMut {
+    let mut frame = BytesMut::new();
+    frame.put_u32(u32::try_from(body.len()).expect("it fits in a frame"));
+    frame.put_slice(body);
+    frame
+}
+
+/// The frame of a message.
+pub fn message(message: &ClientMessage) -> BytesMut {
+    frame(&codec::encode(message, MAX_FRAME).expect("a client could send it"))
 }
 
 /// A login that asks for a new membership and says no more than it must.

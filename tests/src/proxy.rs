@@ -164,7 +164,8 @@ impl Link {
         self.0.reset.notify_one();
     }
 
-    fn is_open(&self) -> bool {
+    /// Whether it has not ended yet.
+    pub fn is_open(&self) -> bool {
         self.0
             .task
             .lock()
@@ -185,7 +186,7 @@ async fn accept(listener: TcpListener, network: Arc<Network>) {
             continue;
         }
         let link = Link(Arc::new(Controls {
-            flows: state.flows.map(|flow| watch::Sender::new(flow)),
+            flows: state.flows.map(watch::Sender::new),
             reset: Notify::new(),
             task: Mutex::new(None),
         }));
@@ -209,12 +210,8 @@ async fn carry(client: TcpStream, link: Link, network: Arc<Network>) {
     let (mut from_client, mut into_client) = client.into_split();
     let (mut from_server, mut into_server) = server.into_split();
     let record = |bytes: &[u8]| {
-        network
-            .state
-            .lock()
-            .unwrap()
-            .recorded
-            .extend_from_slice(bytes)
+        let mut state = network.state.lock().unwrap();
+        state.recorded.extend_from_slice(bytes);
     };
     let both = async {
         tokio::try_join!(

@@ -297,6 +297,7 @@ impl Core {
             heartbeat_at: now + self.lease,
             released: None,
             said: Wishes::default(),
+            said_after: 0,
         });
     }
 
@@ -414,17 +415,19 @@ impl Core {
         let drain = self
             .wishes
             .drain
+            .filter(|drain| drain.away || drain.call > self.taken_back)
             .filter(|_| self.wishes.drain != attachment.said.drain);
         attachment.said.weight = weight.or(attachment.said.weight);
         attachment.said.drain = drain.or(attachment.said.drain);
         if weight.is_some() || drain.is_some() {
+            attachment.said_after = self.last_seq;
             self.send(
                 server,
                 ClientMessage::Update {
                     membership,
                     weight,
                     handlers: None,
-                    drain,
+                    drain: drain.map(|drain| drain.away),
                 },
             );
         }

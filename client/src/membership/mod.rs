@@ -104,7 +104,16 @@ pub(crate) struct Chance {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
     pub(crate) weight: Option<u32>,
-    pub(crate) drain: Option<bool>,
+    pub(crate) drain: Option<Drain>,
+}
+
+/// Whether the share shall move away. Each call is a wish of its own: an operator may have drained the client since
+/// the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Drain {
+    pub(crate) away: bool,
+    /// Counts the calls.
+    pub(crate) call: u64,
 }
 
 /// The one connection over which the client is served, or asks to be (C7).
@@ -119,6 +128,8 @@ struct Attachment {
     released: Option<(Epoch, Share)>,
     /// What of the user's wishes was said here.
     said: Wishes,
+    /// The last `seq` before it was.
+    said_after: u64,
 }
 
 /// Queries of the present share: numbers of those asked for, sent, answered.
@@ -154,6 +165,8 @@ pub(crate) struct Core {
     no_quorum_since: Option<Instant>,
     patience: Patience,
     wishes: Wishes,
+    /// The call that took a drain back and was heard: saying it again would undo an operator's drain.
+    taken_back: u64,
     pulls: Pulls,
     /// The last refusal since the client was a member, and whose.
     refusal: Option<(usize, Refusal)>,
@@ -187,6 +200,7 @@ impl Core {
             no_quorum_since: Some(now),
             patience: Patience::default(),
             wishes: Wishes::default(),
+            taken_back: 0,
             pulls: Pulls::default(),
             refusal: None,
             goodbye_until: None,
@@ -284,6 +298,7 @@ impl Core {
                 {
                     self.take_lease(lease);
                     self.patience.answered();
+                    self.wishes_heard(from, seq);
                 }
             }
             ServerMessage::Pong { seq } => {
@@ -391,6 +406,16 @@ impl Core {
         let server = self.servers.get(from).map_or("", |server| &server.address);
         let group = self.config.group.as_str();
         info!(group, server, %membership, %epoch, ?welcomed, "this server serves the client");
+    }
+
+    /// A heartbeat was answered: what was said before it was heard.
+    fn wishes_heard(&mut self, from: usize, seq: u64) {
+        let attachment = self.attachment.as_ref();
+        let heard = attachment.filter(|at| at.server == from && at.said_after < seq);
+        let back = heard
+            .and_then(|at| at.said.drain)
+            .filter(|drain| !drain.away);
+        self.taken_back = back.map_or(self.taken_back, |drain| drain.call);
     }
 
     fn take_lease(&mut self, lease: Millis) {

@@ -314,7 +314,9 @@ pub struct Terms {
 }
 
 /// A duration in whole milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct Millis(pub u32);
 
 impl Millis {
@@ -400,6 +402,10 @@ impl fmt::Display for Code {
 impl Refusal {
     /// A refusal; a text above 512 bytes is cut.
     pub fn new(code: Code, text: &str, retry_after: Option<Duration>) -> Self {
-        Self { code, text: BoundedString::truncated(text), retry_after: retry_after.map(Millis::from_duration) }
+        Self {
+            code,
+            text: BoundedString::truncated(text),
+            retry_after: retry_after.map(Millis::from_duration),
+        }
     }
 }

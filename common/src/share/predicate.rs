@@ -28,47 +28,51 @@ pub enum KeyKind {
 /// index that the documentation recommends for slots, and non-negative for every id.
 const MIN_MASK: u32 = 16;
 
+impl Dialect {
+    /// The SQL expression for the number, below `total`, of the row whose key is in `column`; `None` where the database cannot
+    /// hash text (SQLite). It is the expression that an index on slots is made of.
+    pub fn remainder(self, column: &str, kind: KeyKind, total: u32) -> Option<String> {
+        Some(match (kind, self) {
+            // Integer arithmetic is the same in the three databases.
+            (KeyKind::Integer, _) if total >= MIN_MASK && total.is_power_of_two() => {
+                format!("({column} & {})", total - 1)
+            }
+            (KeyKind::Integer, _) => format!("(({column} % {total}) + {total}) % {total}"),
+            (KeyKind::Text, Self::Postgres) => format!(
+                "(('x' || substr(md5(CAST({column} AS text)), 1, 8))::bit(32)::bigint % {total})"
+            ),
+            (KeyKind::Text, Self::MySql) => format!(
+                "(CAST(CONV(SUBSTR(MD5(CONVERT({column} USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED) % {total})"
+            ),
+            (KeyKind::Text, Self::Sqlite) => return None,
+        })
+    }
+}
+
 impl Share {
     /// The condition on the integer column or expression `column` that holds for exactly the rows of
     /// this share. Quote `column` yourself where its name needs it.
     pub fn predicate(&self, dialect: Dialect, column: &str) -> String {
-        // Integer arithmetic is the same in the three databases.
-        let _ = dialect;
-        self.condition(|total| {
-            if total >= MIN_MASK && total.is_power_of_two() {
-                format!("({column} & {})", total - 1)
-            } else {
-                format!("(({column} % {total}) + {total}) % {total}")
-            }
-        })
+        // Every database divides integers.
+        self.predicate_for(dialect, column, KeyKind::Integer)
+            .unwrap_or_default()
     }
 
     /// The condition for a key of this kind; `None` where the database cannot hash text (SQLite):
     /// there, filter by [`Share::contains`] in the process, or keep a slot column.
     pub fn predicate_for(&self, dialect: Dialect, column: &str, kind: KeyKind) -> Option<String> {
-        let hash = match (kind, dialect) {
-            (KeyKind::Integer, _) => return Some(self.predicate(dialect, column)),
-            (KeyKind::Text, Dialect::Postgres) => {
-                format!("(('x' || substr(md5(CAST({column} AS text)), 1, 8))::bit(32)::bigint")
-            }
-            (KeyKind::Text, Dialect::MySql) => {
-                format!(
-                    "(CAST(CONV(SUBSTR(MD5(CONVERT({column} USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED)"
-                )
-            }
-            (KeyKind::Text, Dialect::Sqlite) => return None,
-        };
-        Some(self.condition(|total| format!("{hash} % {total})")))
+        let remainder = dialect.remainder(column, kind, self.total().max(1))?;
+        Some(self.condition(&remainder))
     }
 
-    fn condition(&self, remainder: impl Fn(u32) -> String) -> String {
+    fn condition(&self, remainder: &str) -> String {
         if self.is_empty() {
             return "1 = 0".to_owned();
         }
         if self.numbers() == &Numbers::below(self.total()) {
             return "1 = 1".to_owned();
         }
-        membership(&remainder(self.total()), self.numbers())
+        membership(remainder, self.numbers())
     }
 }
 

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Numbers, RowKey};
 
-/// Largest total of a share.
-pub const MAX_TOTAL: u32 = 1 << 20;
+/// Largest total of a share. The most scattered share below it, every second number, still fits into a
+/// message and into a snapshot.
+pub const MAX_TOTAL: u32 = 1 << 16;
 
 /// The rows with `id mod total ∈ numbers`, for every id: positive, negative, zero.
 ///
@@ -238,6 +239,14 @@ mod tests {
                 .count();
             assert_eq!(owners, 1, "{id}");
         }
+    }
+
+    #[test]
+    fn the_most_scattered_share_fits_into_a_frame() {
+        use crate::protocol::codec::{MAX_FRAME, decode, encode};
+        let share = Share::new(MAX_TOTAL, (0..MAX_TOTAL).step_by(2).collect()).unwrap();
+        let bytes = encode(&share, MAX_FRAME).unwrap();
+        assert_eq!(decode::<Share>(&bytes, MAX_FRAME).unwrap(), share);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
-use skyschedule_common::ids::GroupName;
+use skyschedule_common::ids::{ClientId, GroupName};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 use super::change::change;
 use super::error::{ApiError, ErrorBody};
 use super::events::{self, Missed};
-use super::shapes::{GroupBody, GroupList, SettingsBody};
+use super::shapes::{GroupBody, GroupList, MemberBody, SettingsBody};
 use super::{Server, Shared, probes};
 use crate::state::Settings;
 use crate::view::ClusterView;
@@ -38,6 +38,7 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Shared>> {
         .routes(routes!(cluster))
         .routes(routes!(list_groups))
         .routes(routes!(get_group, put_group))
+        .routes(routes!(drain_member))
         .routes(routes!(events::events))
         .routes(routes!(openapi))
 }
@@ -107,6 +108,36 @@ async fn put_group(
     let settings = change(&present, &body).map_err(ApiError::Invalid)?;
     tracing::info!(group = %name, ?settings, "settings are changed through the admin interface");
     Ok(Json(shared.handle.configure(name, settings).await?.into()))
+}
+
+/// Lets a member's share move away while it stays connected. It drains until its client takes that back, or logs in as
+/// a new process; its numbers, and for how long their release has been waited for, show how far it is.
+#[utoipa::path(post, path = "/api/v1/groups/{group}/members/{client_id}/drain", tag = "groups",
+    params(
+        ("group" = String, Path, description = "Name of the group"),
+        ("client_id" = String, Path, description = "The client"),
+    ),
+    responses(
+        (status = 200, body = MemberBody, description = "It drains"),
+        (status = 400, body = ErrorBody, description = "This is no name of a group or of a client"),
+        (status = 404, body = ErrorBody),
+        (status = 415, body = ErrorBody, description = "Calls that change something must say that they are JSON, also without a body"),
+        (status = 503, body = ErrorBody),
+    ))]
+async fn drain_member(
+    State(shared): Server,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Json<MemberBody>, ApiError> {
+    let Path((group, client)) = path.map_err(|error| ApiError::Invalid(error.body_text()))?;
+    let group = GroupName::new(group).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    let client = ClientId::new(client).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    tracing::info!(%group, %client, "a member is drained through the admin interface");
+    match shared.handle.drain(group.clone(), client.clone()).await? {
+        Some(member) => Ok(Json(member.into())),
+        None => Err(ApiError::NotFound(format!(
+            "group {group} has no member {client}"
+        ))),
+    }
 }
 
 /// This description.

@@ -85,3 +85,48 @@ pub(super) async fn metrics(State(shared): Server) -> impl IntoResponse {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], shared.metrics.encode())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::{Semaphore, watch};
+
+    use super::*;
+    use crate::Server;
+    use crate::admin::access::Access;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn a_server_that_lacks_a_part_is_neither_healthy_nor_ready() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(Config::embedded(dir.path())).await.unwrap();
+        let ended = env::spawn(async {});
+        let (stopping, stop) = watch::channel(false);
+        let shared = |tasks| {
+            State(Arc::new(Shared {
+                handle: server.handle().clone(),
+                metrics: server.metrics().clone(),
+                access: Access::new(server.local_addr(), None),
+                tasks,
+                watchers: Arc::new(Semaphore::new(1)),
+                stop: stop.clone(),
+                openapi: String::new(),
+            }))
+        };
+        let whole = shared(vec![]);
+        let broken = shared(vec![ended.abort_handle()]);
+        ended.await.unwrap();
+        assert!(healthz(whole.clone()).await.is_ok());
+        assert!(healthz(broken.clone()).await.is_err());
+        assert!(readyz(broken).await.is_err());
+
+        stopping.send(true).unwrap();
+        let text = |error: ApiError| format!("{error:?}");
+        assert!(healthz(whole.clone()).await.is_ok());
+        assert!(text(readyz(whole.clone()).await.unwrap_err()).contains("stops"));
+
+        server.shutdown().await.unwrap();
+        assert!(healthz(whole.clone()).await.is_err());
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
-use skyschedule_common::ids::GroupName;
+use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_server::config::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE};
 use ureq::Agent;
 
@@ -37,11 +37,19 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
                 show::groups(&groups)
             }
         }
+        "drain" => {
+            let client = matches.get_one::<ClientId>("client");
+            let client = client.map(ClientId::as_str).unwrap_or_default();
+            let path = format!("api/v1/groups/{}/members/{client}/drain", group(matches));
+            let member = server.post(&path)?;
+            if json {
+                pretty(&member)
+            } else {
+                show::drained(group(matches), &member)
+            }
+        }
         _ => {
-            let group = matches
-                .get_one::<GroupName>("group")
-                .map(GroupName::as_str)
-                .unwrap_or_default();
+            let group = group(matches);
             let group = server.get(&format!("api/v1/groups/{group}"))?;
             if json {
                 pretty(&group)
@@ -54,10 +62,18 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The group that the command is about.
+fn group(matches: &ArgMatches) -> &str {
+    matches
+        .get_one::<GroupName>("group")
+        .map(GroupName::as_str)
+        .unwrap_or_default()
+}
+
 /// Prints the status; one that does not serve is a failure, so that scripts can ask.
 fn status(server: &Server, json: bool) -> Result<(), Failure> {
     let cluster = server.get("api/v1/cluster")?;
-    let not_ready = server.call("readyz")?.err();
+    let not_ready = server.call(Method::Get, "readyz")?.err();
     if json {
         let status = serde_json::json!({
             "cluster": cluster,
@@ -72,6 +88,13 @@ fn status(server: &Server, json: bool) -> Result<(), Failure> {
         None => Ok(()),
         Some(reason) => Err(Failure::Failed(format!("not ready: {reason}"))),
     }
+}
+
+/// How a server is called.
+#[derive(Debug, Clone, Copy)]
+enum Method {
+    Get,
+    Post,
 }
 
 /// The admin interface of one server.
@@ -113,22 +136,43 @@ impl Server {
 
     /// The answer to a call that must succeed.
     fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.call(path)?.map_err(Failure::Failed)
+        self.call(Method::Get, path)?.map_err(Failure::Failed)
+    }
+
+    /// The answer to a call that changes something and must succeed.
+    fn post(&self, path: &str) -> Result<Value, Failure> {
+        self.call(Method::Post, path)?.map_err(Failure::Failed)
     }
 
     /// The answer, or the text of the server's error.
-    fn call(&self, path: &str) -> Result<Result<Value, String>, Failure> {
+    fn call(&self, method: Method, path: &str) -> Result<Result<Value, String>, Failure> {
         let url = format!("{}/{path}", self.url);
         let unreachable = |error: ureq::Error| {
             Failure::Failed(format!(
                 "no answer from {url}: {error}; is the server running, and is this its admin address (--admin)?"
             ))
         };
-        let mut request = self.agent.get(&url);
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {}", token.expose_secret()));
-        }
-        let mut response = request.call().map_err(unreachable)?;
+        let token = self.token.as_ref();
+        let token = token.map(|token| format!("Bearer {}", token.expose_secret()));
+        let response = match method {
+            Method::Get => {
+                let request = self.agent.get(&url);
+                match token {
+                    Some(token) => request.header("authorization", token),
+                    None => request,
+                }
+                .call()
+            }
+            Method::Post => {
+                let request = self.agent.post(&url).content_type("application/json");
+                match token {
+                    Some(token) => request.header("authorization", token),
+                    None => request,
+                }
+                .send_empty()
+            }
+        };
+        let mut response = response.map_err(unreachable)?;
         let status = response.status();
         let body = response
             .body_mut()

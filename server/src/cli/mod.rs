@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use skyschedule_common::ids::GroupName;
+use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_server::config::{ADMIN, ADMIN_TOKEN_FILE, KEYS, Key, Sources};
 
 /// Why a command ends with another code than 0. The text may have several lines.
@@ -75,7 +75,16 @@ fn command() -> Command {
         .value_name("GROUP")
         .required(true)
         .value_parser(clap::value_parser!(GroupName));
-    let members = asking("members", "Shows the members of a group").arg(group);
+    let client = Arg::new("client")
+        .value_name("CLIENT")
+        .required(true)
+        .value_parser(clap::value_parser!(ClientId));
+    let members = asking("members", "Shows the members of a group").arg(&group);
+    let drain = asking(
+        "drain",
+        "Lets a member's share move away while it stays connected",
+    )
+    .args([group, client]);
     Command::new("skyschedule")
         .about("Numbers the clients of each group: WHERE id % total = num")
         .version(env!("CARGO_PKG_VERSION"))
@@ -88,6 +97,7 @@ fn command() -> Command {
         ))
         .subcommand(asking("groups", "Shows all groups"))
         .subcommand(members)
+        .subcommand(drain)
 }
 
 /// A command that asks a running server.

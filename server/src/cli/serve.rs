@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skyschedule_server::config::{self, Config, KEYS};
 use skyschedule_server::{Server, StartError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Failure, logs, print, sources};
 
@@ -14,6 +15,7 @@ const LEFTOVERS: Duration = Duration::from_secs(1);
 
 /// Runs a server until it is asked to stop.
 pub(super) fn serve(matches: &ArgMatches) -> Result<(), Failure> {
+    raise_open_files();
     let path = matches.get_one::<PathBuf>("config");
     let loaded = config::load(sources(matches, &KEYS), path.map(PathBuf::as_path))
         .map_err(|problems| Failure::Usage(problems.to_string()))?;
@@ -29,6 +31,18 @@ pub(super) fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     let done = runtime.block_on(run(loaded.config));
     runtime.shutdown_timeout(LEFTOVERS);
     done
+}
+
+/// Each connection is an open file, and the limit that shells set is for programs with few. What the
+/// system does not grant is known afterwards, from the limit that is left.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 async fn run(config: Config) -> Result<(), Failure> {
@@ -56,16 +70,13 @@ async fn run(config: Config) -> Result<(), Failure> {
 }
 
 /// SIGTERM and SIGINT.
-#[cfg(unix)]
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
-#[cfg(unix)]
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -77,23 +88,6 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-/// Control-C.
-#[cfg(not(unix))]
-struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self)
-    }
-
-    async fn next(&mut self) {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
         }
     }
 }

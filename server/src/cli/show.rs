@@ -56,6 +56,7 @@ pub(super) fn members(group: &Value) -> String {
         "WEIGHT",
         "ADDRESS",
         "HEARTBEAT",
+        "PENDING",
     ]);
     for member in list(&group["members"]) {
         table.add_row([
@@ -65,7 +66,8 @@ pub(super) fn members(group: &Value) -> String {
             ranges(&member["target"]),
             text(&member["weight"]),
             text(&member["address"]),
-            age(&member["heartbeat_age_ms"]),
+            seconds(&member["heartbeat_age_ms"]).map_or("-".into(), |age| age + " ago"),
+            seconds(&member["pending_since_ms"]).unwrap_or("-".into()),
         ]);
     }
     format!(
@@ -76,6 +78,17 @@ pub(super) fn members(group: &Value) -> String {
         text(&group["numbering"]),
         text(&group["consistency"]),
     )
+}
+
+/// A member whose drain has begun.
+pub(super) fn drained(group: &str, member: &Value) -> String {
+    let client = text(&member["client_id"]);
+    match ranges(&member["numbers"]).as_str() {
+        "-" => format!("{client} drains and holds nothing\n"),
+        numbers => format!(
+            "{client} drains and holds {numbers} until these are released: skyschedule members {group}\n"
+        ),
+    }
 }
 
 fn table(header: &[&str]) -> Table {
@@ -101,10 +114,9 @@ fn yes(truth: bool) -> String {
     if truth { "yes" } else { "no" }.into()
 }
 
-fn age(milliseconds: &Value) -> String {
-    milliseconds.as_u64().map_or("-".into(), |ms| {
-        format!("{}.{} s ago", ms / 1_000, ms % 1_000 / 100)
-    })
+fn seconds(milliseconds: &Value) -> Option<String> {
+    let ms = milliseconds.as_u64()?;
+    Some(format!("{}.{} s", ms / 1_000, ms % 1_000 / 100))
 }
 
 /// Inclusive ranges as `0,4-7`.
@@ -134,7 +146,7 @@ mod tests {
             "name": "orders", "numbering": "modulo", "total": 8, "epoch": "17", "consistency": "available",
             "members": [{
                 "client_id": "a\u{1b}[2J", "numbers": [[0, 0], [4, 7]], "weight": 1, "state": "away",
-                "address": null, "heartbeat_age_ms": 1_250, "target": [], "pending_since_ms": null,
+                "address": null, "heartbeat_age_ms": 1_250, "target": [], "pending_since_ms": 61_070,
             }],
         }));
         let lines: Vec<_> = shown.lines().map(str::trim_end).collect();
@@ -145,7 +157,9 @@ mod tests {
         let cells: Vec<_> = lines[2].split_whitespace().collect();
         assert_eq!(
             cells,
-            ["a[2J", "away", "0,4-7", "-", "1", "-", "1.2", "s", "ago"]
+            [
+                "a[2J", "away", "0,4-7", "-", "1", "-", "1.2", "s", "ago", "61.0", "s"
+            ]
         );
     }
 }

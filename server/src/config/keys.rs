@@ -84,7 +84,7 @@ pub const ADMIN_TOKEN: Key = secret(key(
 pub const ADMIN_TOKEN_FILE: Key = key(
     "admin_token_file",
     "FILE",
-    "File with the token that callers of the admin interface must present",
+    "File with the token that callers of the admin interface must present (or SKY_ADMIN_TOKEN)",
 );
 
 /// All settings of a server, in the order in which they are shown.
@@ -124,7 +124,7 @@ pub const KEYS: [Key; 17] = [
     key(
         "password_file",
         "FILE",
-        "File with the password of the user",
+        "File with the password of the user (or SKY_PASSWORD)",
     ),
     secret(key(
         "cluster_secret",
@@ -134,7 +134,7 @@ pub const KEYS: [Key; 17] = [
     key(
         "cluster_secret_file",
         "FILE",
-        "File with what replicas prove to each other",
+        "File with what replicas prove to each other (or SKY_CLUSTER_SECRET)",
     ),
     key(
         "max_connections",

@@ -12,7 +12,7 @@ use secrecy::SecretString;
 
 use super::file::{self, FileUser};
 use super::keys::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE, KEYS, Key};
-use super::sources::{Given, Sources};
+use super::sources::{Given, Origin, Sources};
 use super::{AdminConfig, Config, ConfigError, Limits, LogFormat, Timing, User};
 
 /// Everything that is wrong with a configuration; printed a line each.
@@ -266,12 +266,12 @@ impl Loaded {
         let mut text = String::new();
         for key in &KEYS {
             // What could not be read was a problem already.
-            let Ok(Some(Given {
-                text: value,
-                origin,
-            })) = self.sources.get(key)
-            else {
-                continue;
+            let (value, origin) = match self.sources.get(key) {
+                Ok(Some(given)) => (given.text, given.origin),
+                _ => match self.derived(key.name) {
+                    Some(value) => (value, Origin::Default(key.name)),
+                    None => continue,
+                },
             };
             let value = if key.secret { REDACTED } else { &value };
             // Writing to a string cannot fail.
@@ -281,6 +281,16 @@ impl Loaded {
             let _ = write!(text, "\n{user}");
         }
         text
+    }
+
+    /// Defaults that depend on the machine.
+    fn derived(&self, name: &str) -> Option<String> {
+        let limits = &self.config.limits;
+        match name {
+            "max_connections" => Some(limits.max_connections.to_string()),
+            "max_connections_per_address" => Some(limits.max_connections_per_address.to_string()),
+            _ => None,
+        }
     }
 }
 

@@ -73,7 +73,6 @@ impl Coordinator {
             outbox,
         };
         self.connections.insert(id, connection);
-        self.send(id, self.serving());
         self.greet(id);
     }
 
@@ -90,10 +89,12 @@ impl Coordinator {
         (is != wanted).then(|| Refusal::new(Code::CONSISTENCY, &text, None))
     }
 
-    /// After a login, or when this replica begins to lead: the connection carries the membership that it
-    /// names, if that lives, and its client is told what it missed (rule L13). Replicas that do not lead
-    /// cannot know whether it lives, and keep what it names for the leader to judge.
+    /// After a login, or when this replica begins to lead: the client learns how it is served here, the
+    /// connection carries the membership that it names, if that lives, and its client is told what it missed
+    /// (rule L13). Replicas that do not lead cannot know whether it lives, and keep what it names for the
+    /// leader to judge.
     pub(super) fn greet(&mut self, id: ConnectionId) {
+        self.send(id, self.serving());
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -415,10 +416,13 @@ impl Coordinator {
             client_id: client.to_string(),
             retry_after_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         });
-        let text = "this client died several times within a minute; look why, it is let in after a growing delay";
+        let text = format!(
+            "this client died several times within a minute and is let in again in {:.1} s; look why it dies",
+            delay.as_secs_f64()
+        );
         self.send(
             id,
-            ServerMessage::Wait(Refusal::new(Code::BACK_OFF, text, Some(delay))),
+            ServerMessage::Wait(Refusal::new(Code::BACK_OFF, &text, Some(delay))),
         );
     }
 
@@ -430,12 +434,14 @@ impl Coordinator {
         };
         let group = connection.login.group.clone();
         let Login { client, .. } = &connection.login;
-        let next = self.consensus.read(|state| {
+        let (next, newest) = self.consensus.read(|state| {
             state
                 .group(&group)
-                .map_or(1, |group| group.next_membership())
+                .map_or((1, Epoch::ZERO), |group| (group.next_membership(), group.epoch()))
         });
-        if membership.number < next || broken(Rule::L8) {
+        // Another client may have been first to show that the state was lost, and have known less.
+        let is_known = membership.number < next && epoch.quorum <= newest.quorum;
+        if is_known || broken(Rule::L8) {
             connection.membership = None;
             self.send(id, ServerMessage::Gone { membership });
             return;
@@ -450,7 +456,7 @@ impl Coordinator {
         }
         tracing::error!(
             %group, %client, membership = membership.number, %epoch,
-            "a client knows a membership that this server never gave: its data directory was lost or replaced by an older \
+            "a client knows a membership or an epoch that this server never gave: its data directory was lost or replaced by an older \
              one. Numbering goes on above what the client knows; if a newer copy of the data exists, stop and restore it"
         );
         self.lost.push((id, membership));

@@ -71,6 +71,7 @@ impl Coordinator {
         for group in &changes.groups {
             self.follow_up(group, now);
         }
+        self.answer_drains();
         for (id, membership) in std::mem::take(&mut self.lost) {
             self.not_a_member(id, membership, skyschedule_common::epoch::Epoch::ZERO);
         }
@@ -91,7 +92,9 @@ impl Coordinator {
             } => {
                 let lease = self.lease_of(group);
                 let track = self.groups.entry(group.clone()).or_default();
-                track.members.insert(member, MemberTrack::new(now, lease));
+                let mut joined = MemberTrack::new(now, lease);
+                joined.joined = Some(now);
+                track.members.insert(member, joined);
                 track.unseen.insert(member);
                 self.timers.set(
                     now + server_lease(lease),
@@ -201,6 +204,12 @@ impl Coordinator {
                     group: group.to_string(),
                 });
                 self.answer_configure(group, Ok(()));
+                // The members learn their new terms.
+                let track = self.groups.get(group);
+                let members = track.into_iter().flat_map(|track| track.members.keys());
+                changes
+                    .welcome
+                    .extend(members.map(|member| (group.clone(), *member)));
             }
             Event::ConfigureRefused(error) => self.answer_configure(group, Err(error)),
             Event::LeaseLength(lease) => {
@@ -208,6 +217,7 @@ impl Coordinator {
                 self.groups.entry(group.clone()).or_default().told_lease = Some(lease);
                 self.lengthen_idle_limits(group, lease);
             }
+            Event::Updated { member } => self.updated(group, member),
             Event::Recovered => {}
         }
     }
@@ -226,10 +236,10 @@ impl Coordinator {
         track.awaiting.remove(&number);
         track.unseen.remove(&number);
         track.releases.remove(&number);
-        let attached = track
-            .members
-            .remove(&number)
-            .and_then(|member| member.attached);
+        let tracked = track.members.remove(&number);
+        let joined = tracked.as_ref().and_then(|member| member.joined);
+        let attached = tracked.and_then(|member| member.attached);
+        track.short_lives.count(joined, now);
         if how == Parting::Dead {
             track.deaths.count(client, now);
         }
@@ -268,6 +278,23 @@ impl Coordinator {
         });
     }
 
+    fn updated(&mut self, group: &GroupName, number: u64) {
+        let shown = self.consensus.read(|state| {
+            let member = state.group(group)?.members().get(&number)?;
+            Some((member.client.to_string(), member.weight, member.draining))
+        });
+        let Some((client_id, weight, draining)) = shown else {
+            return;
+        };
+        tracing::info!(%group, client = client_id, weight, draining, "a member changed");
+        self.handle.publish(ServerEvent::Updated {
+            group: group.to_string(),
+            client_id,
+            weight,
+            draining,
+        });
+    }
+
     fn handover_ended(&mut self, group: &GroupName, now: Instant) {
         let shown = self.consensus.read(|state| {
             let group = state.group(group)?;
@@ -276,7 +303,10 @@ impl Coordinator {
                 .values()
                 .next()
                 .map_or(0, |member| member.told.total());
-            Some((total, group.epoch(), group.settings().settle))
+            let settings = group.settings();
+            // Only barriers keep their distance: in a slot group the rest works on undisturbed.
+            let settle = (settings.numbering == Numbering::Modulo).then_some(settings.settle);
+            Some((total, group.epoch(), settle))
         });
         let Some((total, epoch, settle)) = shown else {
             return;
@@ -286,8 +316,8 @@ impl Coordinator {
             .handover_began
             .take()
             .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
-        track.last_took = took;
-        track.not_before = Some(now + settle.duration().max(took));
+        let distance = track.short_lives.distance(took, now);
+        track.not_before = settle.map(|settle| now + settle.duration().max(distance));
         tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
         self.metrics.handover(group, took);
         self.handle.publish(ServerEvent::Renumbered {

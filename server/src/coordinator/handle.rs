@@ -6,7 +6,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::reports::Report;
 use crate::consensus::Consensus;
 use crate::state::{Settings, SettingsError};
-use crate::view::{ClusterView, GroupView, ServerEvent};
+use crate::view::{ClusterView, GroupView, MemberView, ServerEvent};
 
 /// Requests that wait for the coordinator; more are refused.
 const QUEUE: usize = 256;
@@ -30,7 +30,7 @@ pub(super) enum Request {
         Box<Settings>,
         oneshot::Sender<Result<GroupView, ConfigureError>>,
     ),
-    Drain(GroupName, ClientId, oneshot::Sender<bool>),
+    Drain(GroupName, ClientId, oneshot::Sender<Option<MemberView>>),
     Reports(Vec<Report>, oneshot::Sender<bool>),
 }
 
@@ -120,11 +120,16 @@ impl Handle {
             .await?
     }
 
-    /// Moves a member's share away while it stays connected; false when there is no such member.
+    /// Moves a member's share away while it stays connected. The answer, once that is decided, shows the member,
+    /// which holds its share until it has released it; `None` when there is no such member.
     ///
     /// # Errors
     /// When the coordinator does not answer.
-    pub async fn drain(&self, group: GroupName, client: ClientId) -> Result<bool, AskError> {
+    pub async fn drain(
+        &self,
+        group: GroupName,
+        client: ClientId,
+    ) -> Result<Option<MemberView>, AskError> {
         self.ask(|answer| Request::Drain(group, client, answer))
             .await
     }

@@ -32,14 +32,19 @@ impl Coordinator {
             return;
         };
         // Rule L10: it answers exactly what is told. The core checks that again.
-        if (told != Some(epoch) && !broken(Rule::L10)) || !track.awaiting.contains(&number) {
+        if told != Some(epoch) && !broken(Rule::L10) {
             return;
         }
-        if keeping.is_empty() {
+        let done = keeping.is_empty();
+        if let Some(member) = track.members.get_mut(&number).filter(|_| done) {
+            // Also of one that was overtaken.
+            member.asked = None;
+        }
+        if !track.awaiting.contains(&number) {
+            return;
+        }
+        if done {
             track.awaiting.remove(&number);
-            if let Some(member) = track.members.get_mut(&number) {
-                member.asked = None;
-            }
         }
         track.releases.insert(number, (epoch, keeping));
         if track.gathering_since.is_none() {

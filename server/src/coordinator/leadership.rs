@@ -71,6 +71,7 @@ impl Coordinator {
             // Whoever asked may have gone.
             let _ = answer.send(Err(ConfigureError::Ask(AskError::NotLeader)));
         }
+        self.draining.clear();
     }
 
     /// Tells all clients how this replica serves.
@@ -96,6 +97,8 @@ impl Coordinator {
         for (_, answer) in self.configuring.drain(..) {
             let _ = answer.send(Err(ConfigureError::Ask(AskError::Stopped)));
         }
+        // Whoever waits without an answer learns that the server stops.
+        self.draining.clear();
     }
 
     /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.
@@ -155,7 +158,6 @@ impl Coordinator {
         }
         let ids: Vec<_> = self.connections.keys().copied().collect();
         for id in ids {
-            self.send(id, self.serving());
             self.greet(id);
         }
         for report in self.reports.kept() {

@@ -114,17 +114,11 @@ impl Coordinator {
                 .values()
                 .all(|vacancy| vacancy.target.is_empty());
             let quiet = !group.in_handover() && !group.wants_handover() && gapless;
-            Some((
-                member.epoch,
-                member.told.clone(),
-                member.fenced,
-                group.lease(),
-                quiet,
-            ))
+            Some((member.epoch, member.fenced, group.lease(), quiet))
         });
         let track = self.groups.get_mut(&group);
         let unchecked = broken(Rule::L4);
-        let Some((told, share, fenced, lease, quiet)) = known else {
+        let Some((told, fenced, lease, quiet)) = known else {
             if unchecked {
                 let lease = Millis(6_000);
                 self.send(
@@ -165,6 +159,10 @@ impl Coordinator {
         // Rule L17: settled once every member has taken its share, and the shares leave no gap.
         let settled = ((quiet && track.unseen.is_empty()) || broken(Rule::L17)).then_some(told);
         let lease = track.told_lease.unwrap_or(lease);
+        if heartbeat.epoch < told {
+            // Before the renewal: a renewed lease must not be spent on rows that have moved.
+            self.tell(&group, number, heartbeat.connection);
+        }
         self.send(
             heartbeat.connection,
             ServerMessage::Alive {
@@ -174,17 +172,7 @@ impl Coordinator {
                 settled,
             },
         );
-        if heartbeat.epoch < told {
-            self.send(
-                heartbeat.connection,
-                ServerMessage::Told {
-                    membership,
-                    epoch: told,
-                    share,
-                },
-            );
-        } else if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15)
-        {
+        if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15) {
             self.batch
                 .group(&group)
                 .reissue

@@ -52,7 +52,7 @@ use crate::consensus::{ConfirmError, Consensus, ConsensusError, Decided, Leaders
 use crate::metrics::Metrics;
 use crate::session::{ConnectionId, SessionEvent};
 use crate::state::SettingsError;
-use crate::view::GroupView;
+use crate::view::{GroupView, MemberView};
 
 /// The coordinator looks at its clock at least this often.
 const TICK: Duration = Duration::from_millis(250);
@@ -101,6 +101,7 @@ pub(crate) struct Coordinator {
     /// A batch is being decided.
     deciding: Option<Instant>,
     configuring: Vec<(GroupName, ConfigureAnswer)>,
+    draining: Vec<(GroupName, u64, DrainAnswer)>,
     heartbeats: Vec<Heartbeat>,
     /// Members whose leases are over, if a quorum still knows this leader.
     suspects: BTreeSet<(GroupName, u64)>,
@@ -110,6 +111,7 @@ pub(crate) struct Coordinator {
 }
 
 type ConfigureAnswer = oneshot::Sender<Result<GroupView, ConfigureError>>;
+type DrainAnswer = oneshot::Sender<Option<MemberView>>;
 type Confirmation = Pin<Box<dyn Future<Output = Result<(), ConfirmError>> + Send>>;
 
 /// A client whose `Join` is under way.
@@ -156,6 +158,7 @@ impl Coordinator {
             batch: Batch::default(),
             deciding: None,
             configuring: Vec::new(),
+            draining: Vec::new(),
             heartbeats: Vec::new(),
             suspects: BTreeSet::new(),
             unconfirmed: false,

@@ -51,14 +51,16 @@ impl Coordinator {
                 let number = self
                     .consensus
                     .read(|state| Some(state.group(&group)?.member_of(&client)?.0));
-                if let Some(member) = number {
-                    self.batch.group(&group).update.push(Update {
-                        member,
-                        weight: None,
-                        drain: Some(true),
-                    });
-                }
-                let _ = answer.send(number.is_some());
+                let Some(member) = number else {
+                    let _ = answer.send(None);
+                    return;
+                };
+                self.batch.group(&group).update.push(Update {
+                    member,
+                    weight: None,
+                    drain: Some(true),
+                });
+                self.draining.push((group, member, answer));
             }
         }
     }
@@ -80,6 +82,25 @@ impl Coordinator {
                 }
             }
             Err(error) => Self::refuse_configure(answer, error),
+        }
+    }
+
+    /// Answers the requests for drains that are decided: the member drains, or is gone.
+    pub(super) fn answer_drains(&mut self) {
+        let now = env::now();
+        for (group, number, answer) in std::mem::take(&mut self.draining) {
+            let shown = self.consensus.read(|state| {
+                let member = state.group(&group)?.members().get(&number)?;
+                Some(self.member_view(&group, number, member, now))
+            });
+            let undecided = shown
+                .as_ref()
+                .is_some_and(|shown| shown.state != MemberState::Draining);
+            if undecided && !answer.is_closed() {
+                self.draining.push((group, number, answer));
+            } else {
+                let _ = answer.send(shown);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::messages::Millis;
 use skyschedule_common::share::Share;
 
-use super::flapping::Deaths;
+use super::flapping::{Deaths, ShortLives};
 use crate::session::ConnectionId;
 
 /// How far the rates of two clocks may be apart, in thousandths.
@@ -35,11 +35,10 @@ pub(super) struct GroupTrack {
     /// When the first of them came.
     pub(super) gathering_since: Option<Instant>,
     pub(super) handover_began: Option<Instant>,
-    /// How long the last handover took.
-    pub(super) last_took: Duration,
     /// The next barrier does not begin before.
     pub(super) not_before: Option<Instant>,
     pub(super) deaths: Deaths,
+    pub(super) short_lives: ShortLives,
     /// Length of leases that members are told; never above the one in force.
     pub(super) told_lease: Option<Millis>,
 }
@@ -49,6 +48,8 @@ pub(super) struct GroupTrack {
 pub(super) struct MemberTrack {
     /// It is dead after this, unless a heartbeat comes.
     pub(super) deadline: Instant,
+    /// When it joined; `None`: before this leader came.
+    pub(super) joined: Option<Instant>,
     /// Newest epoch seen in a heartbeat.
     pub(super) seen: Option<Epoch>,
     /// Its end is proposed: it is never renewed again.
@@ -68,6 +69,7 @@ impl MemberTrack {
     pub(super) fn new(now: Instant, lease: Millis) -> Self {
         Self {
             deadline: now + server_lease(lease),
+            joined: None,
             seen: None,
             condemned: false,
             attached: None,

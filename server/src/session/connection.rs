@@ -139,6 +139,17 @@ async fn converse(
     loop {
         tokio::select! {
             biased;
+            // First: one that sends without end must also be told, and closed once the coordinator drops it.
+            outgoing = queue.recv() => {
+                let written = match outgoing {
+                    None => return Ending::Reset,
+                    Some(Outgoing::IdleLimit(limit)) => { idle_limit = limit; true }
+                    Some(Outgoing::Send(message)) => write(frames, message, &mut queue, &mut idle_limit).await,
+                };
+                if !written {
+                    return too_slow(connection, shared);
+                }
+            }
             incoming = frames.next() => {
                 let message = match incoming {
                     None => return Ending::Fin,
@@ -163,16 +174,6 @@ async fn converse(
                 let event = SessionEvent::Message { connection, read_at: heard, message };
                 if shared.events.send(event).await.is_err() {
                     return Ending::Reset;
-                }
-            }
-            outgoing = queue.recv() => {
-                let written = match outgoing {
-                    None => return Ending::Reset,
-                    Some(Outgoing::IdleLimit(limit)) => { idle_limit = limit; true }
-                    Some(Outgoing::Send(message)) => write(frames, message, &mut queue, &mut idle_limit).await,
-                };
-                if !written {
-                    return too_slow(connection, shared);
                 }
             }
             () = env::sleep_until(heard + idle_limit) => {

@@ -72,6 +72,12 @@ pub enum Event {
         /// What it held beyond what it was told.
         held: Share,
     },
+    /// A member's weight changed, or it drains, or does so no more; a new numbering follows where that changes
+    /// shares, when pacing allows it.
+    Updated {
+        /// Whose.
+        member: u64,
+    },
     /// A member's lease is not renewed any more.
     Fenced {
         /// Who.

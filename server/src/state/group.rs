@@ -183,8 +183,9 @@ impl Group {
                 events.push(Event::Recovered);
             }
             Change::Join { members, start } => {
+                let mut sum = self.weight_sum();
                 for joining in members {
-                    self.join(joining, &mut events);
+                    self.join(joining, &mut sum, &mut events);
                 }
                 self.replan(*start, &mut events);
             }
@@ -277,8 +278,12 @@ impl Group {
         }
     }
 
-    fn join(&mut self, joining: &Joining, events: &mut Vec<Event>) {
-        if let Some(why) = self.refuses(joining) {
+    /// `sum` is that of all weights.
+    fn join(&mut self, joining: &Joining, sum: &mut u64, events: &mut Vec<Event>) {
+        let vacancy = self.vacancies.get(&joining.client);
+        let kept = vacancy.map_or(0, |vacancy| u64::from(vacancy.weight));
+        let new_sum = *sum - kept + u64::from(joining.weight);
+        if let Some(why) = self.refuses(joining, new_sum) {
             let (client, incarnation) = (joining.client.clone(), joining.incarnation);
             events.push(Event::JoinRefused {
                 client,
@@ -291,6 +296,7 @@ impl Group {
             self.founded = true;
             self.settings.consistency = joining.consistency.unwrap_or_default();
         }
+        *sum = new_sum;
         let number = self.next;
         self.next += 1;
         self.counter += 1;
@@ -324,7 +330,7 @@ impl Group {
         });
     }
 
-    fn refuses(&self, joining: &Joining) -> Option<JoinRefusal> {
+    fn refuses(&self, joining: &Joining, sum: u64) -> Option<JoinRefusal> {
         if self.clients.contains_key(&joining.client) && !broken(Rule::L7) {
             return Some(JoinRefusal::IdInUse);
         }
@@ -335,9 +341,6 @@ impl Group {
             }
             _ => {}
         }
-        let vacancy = self.vacancies.get(&joining.client);
-        let kept = vacancy.map_or(0, |vacancy| u64::from(vacancy.weight));
-        let sum = self.weight_sum() - kept + u64::from(joining.weight);
         let too_large = self.settings.numbering == Numbering::Modulo && sum > u64::from(MAX_TOTAL);
         too_large.then_some(JoinRefusal::TotalTooLarge)
     }
@@ -392,7 +395,7 @@ impl Group {
             let Some(member) = self.members.get_mut(&update.member) else {
                 continue;
             };
-            let before = member.effective_weight();
+            let before = (member.effective_weight(), member.weight, member.draining);
             if let Some(weight) = update.weight {
                 let total = sum - u64::from(member.weight) + u64::from(weight);
                 if !modulo || total <= u64::from(MAX_TOTAL) {
@@ -400,7 +403,13 @@ impl Group {
                 }
             }
             member.draining = update.drain.unwrap_or(member.draining);
-            self.outdated |= member.effective_weight() != before;
+            let after = (member.effective_weight(), member.weight, member.draining);
+            self.outdated |= after.0 != before.0;
+            if after != before {
+                events.push(Event::Updated {
+                    member: update.member,
+                });
+            }
         }
         self.replan(start, events);
     }
@@ -438,6 +447,11 @@ impl Group {
             if self.handover.is_none() && !member.fenced && !member.is_settled() {
                 return Err(format!("member {number} waits and no handover runs"));
             }
+        }
+        let mut totals = targets.iter().filter(|target| !target.is_empty());
+        let first = totals.next().map(|target| target.total());
+        if totals.any(|target| Some(target.total()) != first) {
+            return Err("targets have different totals".to_owned());
         }
         for (at, target) in targets.iter().enumerate() {
             if targets[at + 1..].iter().any(|other| target.meets(other)) {

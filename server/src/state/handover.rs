@@ -8,6 +8,7 @@ use skyschedule_common::share::{Numbers, Share};
 
 use super::effect::Event;
 use super::group::{Group, Handover, MAX_CLAIM, Member};
+use super::obstacles::Obstacles;
 use super::plan::{self, Seat};
 
 impl Group {
@@ -192,13 +193,12 @@ impl Group {
                 tell(&mut self.counter, number, member, keeps, events);
             }
         }
-        // Targets are disjoint: only rows that are held outside their holder's own target can be in the way.
-        let in_the_way: Vec<Share> = self
-            .members
-            .values()
-            .filter(|member| !member.held.is_within(&member.target))
-            .map(|member| member.held.clone())
-            .collect();
+        // Targets are disjoint, and have one total: only rows that are held outside their holder's own
+        // target can be in the way.
+        let members = self.members.values();
+        let total = members.clone().map(|member| member.target.total()).max();
+        let outside = members.filter(|member| !member.held.is_within(&member.target));
+        let obstacles = Obstacles::new(total.unwrap_or(0), outside.map(|member| &member.held));
         let mut granted = false;
         for (&number, member) in &mut self.members {
             if member.fenced
@@ -207,16 +207,14 @@ impl Group {
             {
                 continue;
             }
-            let free = match numbering {
-                _ if broken(Rule::L11) => member.target.clone(),
-                Numbering::Modulo if in_the_way.iter().any(|held| held.meets(&member.target)) => {
-                    continue;
-                }
-                Numbering::Modulo => member.target.clone(),
-                Numbering::Slots(_) => in_the_way
-                    .iter()
-                    .fold(member.target.clone(), |free, held| free.without(held)),
+            let free = if broken(Rule::L11) {
+                member.target.clone()
+            } else {
+                obstacles.free_of(&member.target)
             };
+            if numbering == Numbering::Modulo && free != member.target {
+                continue;
+            }
             // A grant takes nothing away: between two totals, a number that must wait may have rows that it holds.
             let grows = member.held.is_within(&free) || broken(Rule::L11);
             if grows && free != member.told {

@@ -12,12 +12,14 @@
 //! | `settings` | what operators set for a group, and which combinations are possible |
 //! | `group` | members come, change and go |
 //! | `handover` | rows move: shrink, release, grant |
+//! | `obstacles` | rows that cannot be granted yet |
 //! | `plan` | who should have which numbers |
 
 mod command;
 mod effect;
 mod group;
 mod handover;
+mod obstacles;
 mod plan;
 mod settings;
 

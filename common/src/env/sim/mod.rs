@@ -112,6 +112,10 @@ struct Process {
     tickets: u64,
     /// Tasks that wanted to run while the process was stopped, in a fixed order.
     waiting: BTreeMap<u64, Waker>,
+    /// Counts [`Host::reset_connections`]: sockets that were made before the last one are dead.
+    resets: u64,
+    /// Who waits for bytes, to hear of a reset.
+    readers: BTreeMap<u64, Waker>,
 }
 
 /// Where a task or a socket waits while its process is stopped.
@@ -163,6 +167,17 @@ impl Host {
             std::mem::take(&mut process.waiting)
         };
         waiting.into_values().for_each(Waker::wake);
+    }
+
+    /// All connections that the process has at present break with a reset, as when a middlebox forgets them. The
+    /// other ends hear of it when the process drops its sockets.
+    pub fn reset_connections(&self) {
+        let readers = {
+            let mut process = lock(&self.process);
+            process.resets += 1;
+            std::mem::take(&mut process.readers)
+        };
+        readers.into_values().for_each(Waker::wake);
     }
 
     /// Whether the process is paused or suspended.
@@ -227,6 +242,16 @@ impl Host {
             return Poll::Pending;
         }
         Poll::Ready(())
+    }
+
+    /// Whether a socket that was made after `resets` resets is dead; else the task is woken when it dies.
+    fn has_reset(&self, ticket: Ticket, resets: u64, cx: &Context<'_>) -> bool {
+        let mut process = lock(&self.process);
+        let dead = process.resets != resets;
+        if !dead {
+            process.readers.insert(ticket.0, cx.waker().clone());
+        }
+        dead
     }
 
     /// Waits while the process is stopped.

@@ -17,16 +17,20 @@ pub(in crate::env) struct Socket {
     stream: TcpStream,
     host: Arc<Host>,
     ticket: Ticket,
+    /// Resets of the host's connections before this one was made.
+    resets: u64,
     was_reset: bool,
 }
 
 impl Socket {
     fn new(stream: TcpStream, host: Arc<Host>) -> Self {
         let ticket = host.ticket();
+        let resets = lock(&host.process).resets;
         Self {
             stream,
             host,
             ticket,
+            resets,
             was_reset: false,
         }
     }
@@ -59,6 +63,12 @@ pub(in crate::env) fn reset_on_drop(socket: &Socket) {
     }
 }
 
+impl Drop for Socket {
+    fn drop(&mut self) {
+        lock(&self.host.process).readers.remove(&self.ticket.0);
+    }
+}
+
 impl AsyncRead for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -67,6 +77,7 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         ready!(self.host.poll_running(self.ticket, cx));
         let (room, before) = (buf.remaining(), buf.filled().len());
+        self.was_reset |= self.host.has_reset(self.ticket, self.resets, cx);
         if !self.was_reset {
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
             let at_end = room > 0 && buf.filled().len() == before;

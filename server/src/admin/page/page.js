@@ -3,7 +3,7 @@
 "use strict";
 
 const MOST_EVENTS = 100;
-const CHANGES = ["joined", "left", "expired", "overtaken", "delayed", "renumbered", "configured", "leader", "missed"];
+const CHANGES = ["joined", "left", "expired", "overtaken", "delayed", "updated", "renumbered", "configured", "leader", "missed"];
 
 const byId = (id) => document.getElementById(id);
 
@@ -25,6 +25,8 @@ function ranges(numbers) {
   return numbers.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
+const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
+
 function group(shown) {
   const made = element("article");
   made.append(element("h2", shown.name));
@@ -32,10 +34,10 @@ function group(shown) {
   made.append(element("p", shown.degraded ? `${about}, degraded` : about));
   const table = element("table");
   const head = element("thead");
-  head.append(row("th", ["Client", "State", "Numbers", "Will hold", "Weight", "Address", "Heartbeat"]));
+  head.append(row("th", ["Client", "State", "Numbers", "Will hold", "Weight", "Address", "Heartbeat", "Releasing for"]));
   const body = element("tbody");
   for (const member of shown.members) {
-    const heartbeat = member.heartbeat_age_ms === null ? "–" : `${(member.heartbeat_age_ms / 1000).toFixed(1)} s ago`;
+    const heartbeat = member.heartbeat_age_ms === null ? "–" : `${seconds(member.heartbeat_age_ms)} ago`;
     const cells = [
       member.client_id,
       member.state,
@@ -44,6 +46,7 @@ function group(shown) {
       `${member.weight}`,
       member.address ?? "–",
       heartbeat,
+      member.pending_since_ms === null ? "" : seconds(member.pending_since_ms),
     ];
     body.append(row("td", cells, member.target === null ? member.state : "moving"));
   }

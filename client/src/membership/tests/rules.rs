@@ -1,271 +1,9 @@
-use std::collections::BTreeSet;
+//! One rule, one test.
 
-use proptest::prelude::*;
-use skyschedule_common::ids::{ClientId, GroupName};
-use skyschedule_common::protocol::bounded::{BoundedString, BoundedVec};
-use skyschedule_common::protocol::messages::{Code, Consistency, Numbering};
+use skyschedule_common::protocol::bounded::BoundedString;
 
 use super::*;
 use crate::error::ConnectError;
-use crate::observe::Mode;
-
-const M: Membership = Membership::quorum(1);
-const LEASE: Millis = Millis(6_000);
-
-fn at(millis: u64) -> Instant {
-    Instant::from_nanos(1_000_000_000 + millis * 1_000_000)
-}
-
-fn share(total: u32, numbers: &[u32]) -> Share {
-    Share::new(total, numbers.iter().copied().collect()).unwrap()
-}
-
-fn refusal(code: Code, retry_after: Option<u64>) -> Refusal {
-    Refusal::new(code, "no", retry_after.map(Duration::from_millis))
-}
-
-const AVAILABLE: Terms = Terms {
-    consistency: Consistency::Available,
-    numbering: Numbering::Modulo,
-    drain_timeout: Millis(5_000),
-};
-const EXCLUSIVE: Terms = Terms {
-    consistency: Consistency::Exclusive,
-    ..AVAILABLE
-};
-
-fn welcome(membership: Membership, epoch: u64, share: Share, terms: Terms) -> ServerMessage {
-    ServerMessage::Welcome {
-        membership,
-        epoch: Epoch::quorum(epoch),
-        share,
-        terms,
-        lease: LEASE,
-    }
-}
-
-fn told(epoch: u64, share: Share) -> ServerMessage {
-    ServerMessage::Told {
-        membership: M,
-        epoch: Epoch::quorum(epoch),
-        share,
-    }
-}
-
-fn serving(mode: Serving) -> ServerMessage {
-    ServerMessage::Serving { mode, hint: None }
-}
-
-/// A client whose servers and clock are played by the test.
-struct Play {
-    core: Core,
-    permit: Permit,
-    now: u64,
-    /// What was sent and not looked at yet.
-    sent: Vec<(usize, ClientMessage)>,
-    dialed: Vec<usize>,
-    ended: Vec<(usize, &'static str)>,
-    /// Sequence numbers of all heartbeats and pings.
-    seqs: Vec<u64>,
-}
-
-impl Play {
-    fn new(servers: usize) -> Self {
-        let config = Config {
-            servers: (1..=servers).map(|n| format!("sky-{n}:9991")).collect(),
-            group: GroupName::new("orders").unwrap(),
-            client: ClientId::new("one").unwrap(),
-            credentials: None,
-            consistency: None,
-            weight: 1,
-            ring_key: None,
-            handlers: BoundedVec::new(),
-            degraded_after: Duration::from_secs(5),
-        };
-        static COUNTER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        let incarnation = || {
-            Incarnation(u128::from(
-                COUNTER.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-            ))
-        };
-        let core = Core::new(
-            config,
-            Chance {
-                jitter: |duration| duration,
-                incarnation,
-            },
-            at(0),
-        );
-        let (sent, dialed, ended, seqs) = Default::default();
-        let mut play = Self {
-            core,
-            permit: Permit::new(),
-            now: 0,
-            sent,
-            dialed,
-            ended,
-            seqs,
-        };
-        play.tick();
-        play
-    }
-
-    /// A client that is a member by server 0, with an answered heartbeat and nothing unsaid.
-    fn member(servers: usize, share: Share, terms: Terms) -> Self {
-        let mut play = Self::new(servers);
-        play.open(0, Serving::Quorum);
-        play.hear(0, welcome(M, 1, share, terms));
-        play.answer_heartbeats(0);
-        play.sent.clear();
-        play
-    }
-
-    fn tick(&mut self) {
-        self.core.tick(&mut self.permit, at(self.now));
-        for action in self.core.take_actions() {
-            match action {
-                Action::Dial { connection, .. } => self.dialed.push(connection.server),
-                Action::Send {
-                    connection,
-                    message,
-                } => {
-                    if let ClientMessage::Heartbeat { seq, .. } | ClientMessage::Ping { seq } =
-                        message
-                    {
-                        self.seqs.push(seq);
-                    }
-                    self.sent.push((connection.server, message));
-                }
-                Action::Finish { connection } => self.ended.push((connection.server, "fin")),
-                Action::Close { connection } => self.ended.push((connection.server, "reset")),
-            }
-        }
-    }
-
-    fn event(&mut self, server: usize, event: Event) {
-        let connection = ConnectionId {
-            server,
-            attempt: self.core.servers[server].attempt,
-        };
-        self.core
-            .event(connection, event, &mut self.permit, at(self.now));
-        self.tick();
-    }
-
-    fn hear(&mut self, server: usize, message: ServerMessage) {
-        self.event(server, Event::Message(message));
-    }
-
-    fn lose(&mut self, server: usize) {
-        self.event(server, Event::Closed(End::Failed("reset".to_owned())));
-    }
-
-    /// The handshake is done, and the login accepted.
-    fn open(&mut self, server: usize, mode: Serving) {
-        self.event(server, Event::Ready { ends: None });
-        self.hear(server, serving(mode));
-    }
-
-    /// Time passes, with all the ticks that the client asked for.
-    fn pass(&mut self, millis: u64) {
-        let end = at(self.now + millis);
-        while let Some(next) = self.core.next_tick().filter(|next| *next <= end) {
-            self.now = (next.as_nanos() - at(0).as_nanos()).div_ceil(1_000_000);
-            self.tick();
-        }
-        self.now = (end.as_nanos() - at(0).as_nanos()) / 1_000_000;
-        self.tick();
-    }
-
-    /// Time passes in which the process does not run.
-    fn stop(&mut self, millis: u64) {
-        self.now += millis;
-        self.tick();
-    }
-
-    fn heartbeats(&self) -> Vec<(usize, u64)> {
-        let seq = |(server, message): &(usize, ClientMessage)| match message {
-            ClientMessage::Heartbeat { seq, .. } => Some((*server, *seq)),
-            _ => None,
-        };
-        self.sent.iter().filter_map(seq).collect()
-    }
-
-    fn answer_heartbeats(&mut self, server: usize) {
-        let seqs: Vec<u64> = self
-            .heartbeats()
-            .into_iter()
-            .filter(|(to, _)| *to == server)
-            .map(|(_, seq)| seq)
-            .collect();
-        self.sent
-            .retain(|(_, message)| !matches!(message, ClientMessage::Heartbeat { .. }));
-        for seq in seqs {
-            let membership = self
-                .permit
-                .holding()
-                .map_or(M, |holding| holding.membership);
-            self.hear(
-                server,
-                ServerMessage::Alive {
-                    membership,
-                    seq,
-                    lease: LEASE,
-                    settled: None,
-                },
-            );
-        }
-    }
-
-    /// What was sent since the last look.
-    fn take(&mut self) -> Vec<(usize, ClientMessage)> {
-        std::mem::take(&mut self.sent)
-    }
-
-    /// Logins since the last look; the rest of what was sent stays.
-    fn logins(&mut self) -> Vec<(usize, Incarnation, Option<Membership>)> {
-        let mut logins = Vec::new();
-        self.sent.retain(|(server, message)| {
-            let ClientMessage::Login(login) = message else {
-                return true;
-            };
-            logins.push((*server, login.incarnation, login.membership));
-            false
-        });
-        logins
-    }
-
-    fn mode(&self) -> Mode {
-        self.permit.mode(at(self.now))
-    }
-
-    fn begin(&mut self, id: i64) -> crate::permit::Begun {
-        let work = self.permit.acquire(at(self.now)).unwrap();
-        self.permit
-            .begin(work.tenure, id.into(), at(self.now))
-            .unwrap()
-    }
-
-    fn finish(&mut self, row: &crate::permit::Begun) {
-        self.permit.finish_row(row.guard);
-        self.tick();
-    }
-}
-
-fn attach(membership: Option<Membership>, epoch: u64) -> ClientMessage {
-    ClientMessage::Attach {
-        membership,
-        epoch: Epoch::quorum(epoch),
-    }
-}
-
-fn released(epoch: u64, keeping: Share) -> ClientMessage {
-    ClientMessage::Released {
-        membership: M,
-        epoch: Epoch::quorum(epoch),
-        keeping,
-    }
-}
 
 #[test]
 fn login_then_attach_then_a_heartbeat_at_once() {
@@ -752,7 +490,10 @@ fn wishes_are_told_once_on_each_attachment() {
     play.core.wish(
         Wishes {
             weight: Some(3),
-            drain: Some(true),
+            drain: Some(Drain {
+                away: true,
+                call: 1,
+            }),
         },
         1,
     );
@@ -791,6 +532,44 @@ fn wishes_are_told_once_on_each_attachment() {
 }
 
 #[test]
+fn a_drain_that_was_taken_back_is_not_taken_back_again_unasked() {
+    let mut play = Play::member(1, share(1, &[0]), AVAILABLE);
+    let back = |play: &mut Play, call| {
+        let drain = Some(Drain { away: false, call });
+        play.core.wish(
+            Wishes {
+                weight: None,
+                drain,
+            },
+            0,
+        );
+        play.tick();
+    };
+    let said = |play: &mut Play| {
+        let update = ClientMessage::Update {
+            membership: M,
+            weight: None,
+            handlers: None,
+            drain: Some(false),
+        };
+        let sent = play.take();
+        sent.iter()
+            .filter(|(_, message)| *message == update)
+            .count()
+    };
+    back(&mut play, 1);
+    assert_eq!(said(&mut play), 1);
+    play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    assert_eq!(said(&mut play), 1, "nobody has answered a heartbeat since");
+    play.pass(2_000);
+    play.answer_heartbeats(0);
+    play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    assert_eq!(said(&mut play), 0, "an operator may have drained it");
+    back(&mut play, 2);
+    assert_eq!(said(&mut play), 1, "each call is a wish of its own");
+}
+
+#[test]
 fn a_second_membership_beside_the_first_ends_the_connection() {
     let mut play = Play::member(1, share(1, &[0]), AVAILABLE);
     play.hear(
@@ -808,157 +587,4 @@ fn a_server_that_tells_without_end_and_answers_nothing_is_left() {
         play.hear(0, told(epoch, share(1, &[0])));
     }
     assert_eq!(play.ended.first(), Some(&(0, "reset")));
-}
-
-#[derive(Debug, Clone)]
-enum Input {
-    Pass(u64),
-    Stop(u64),
-    Ready(usize),
-    Lose(usize),
-    Say(usize, ServerMessage),
-    Answer(usize),
-    Begin(i64),
-    Finish,
-    Close,
-}
-
-fn messages() -> impl Strategy<Value = ServerMessage> {
-    // Mostly what an honest server would say: the rest is refused before it reaches anything.
-    let membership = prop_oneof![
-        12 => Just(M),
-        1 => (1..4u64, 0..2u16).prop_map(|(number, replica)| Membership { number, replica }),
-    ];
-    let mode = prop_oneof![6 => Just(Serving::Quorum), 1 => Just(Serving::Degraded), 1 => Just(Serving::None)];
-    let rows = (1..4u32).prop_flat_map(|total| {
-        proptest::collection::btree_set(0..total, 0..3).prop_map(move |set: BTreeSet<u32>| {
-            Share::new(total, set.into_iter().collect()).unwrap()
-        })
-    });
-    let epoch = (0..40u64, 0..2u32).prop_map(|(quorum, degraded)| Epoch {
-        quorum,
-        degraded,
-        replica: 0,
-    });
-    let terms = prop_oneof![3 => Just(AVAILABLE), 1 => Just(EXCLUSIVE)];
-    let lease = prop_oneof![1 => Just(Millis(0)), 9 => Just(LEASE), 1 => Just(Millis(u32::MAX))];
-    let refusal = prop_oneof![
-        Just(refusal(Code::ID_IN_USE, Some(50))),
-        Just(refusal(Code::FORBIDDEN, None))
-    ];
-    let alive = (
-        membership.clone(),
-        0..20u64,
-        lease.clone(),
-        proptest::option::of(epoch.clone()),
-    );
-    let welcome = (
-        membership.clone(),
-        epoch.clone(),
-        rows.clone(),
-        terms,
-        lease,
-    );
-    prop_oneof![
-        8 => mode.prop_map(serving),
-        8 => welcome.prop_map(|(membership, epoch, share, terms, lease)| {
-            ServerMessage::Welcome { membership, epoch, share, terms, lease }
-        }),
-        12 => (membership.clone(), epoch, rows)
-            .prop_map(|(membership, epoch, share)| ServerMessage::Told { membership, epoch, share }),
-        2 => alive.prop_map(|(membership, seq, lease, settled)| {
-            ServerMessage::Alive { membership, seq, lease, settled }
-        }),
-        2 => (0..20u64).prop_map(|seq| ServerMessage::Pong { seq }),
-        1 => refusal.clone().prop_map(ServerMessage::Wait),
-        1 => refusal.prop_map(ServerMessage::Refused),
-        1 => Just(ServerMessage::NotLeader { hint: None }),
-        1 => membership.clone().prop_map(|membership| ServerMessage::Gone { membership }),
-        1 => membership.prop_map(|membership| ServerMessage::Fenced { membership }),
-        1 => Just(ServerMessage::AuthDone { signature: [0; 32] }),
-    ]
-}
-
-fn inputs() -> impl Strategy<Value = Input> {
-    prop_oneof![
-        4 => (0..3_000u64).prop_map(Input::Pass),
-        1 => (0..20_000u64).prop_map(Input::Stop),
-        5 => (0..2usize).prop_map(Input::Ready),
-        1 => (0..2usize).prop_map(Input::Lose),
-        8 => (0..2usize, messages()).prop_map(|(server, message)| Input::Say(server, message)),
-        8 => (0..2usize).prop_map(Input::Answer),
-        8 => (0..6i64).prop_map(Input::Begin),
-        3 => Just(Input::Finish),
-        1 => Just(Input::Close),
-    ]
-}
-
-proptest! {
-    /// Whatever servers say, in whatever order: what the client sends follows the rules.
-    #[test]
-    fn nothing_that_servers_say_makes_the_client_break_a_rule(
-        terms in prop_oneof![Just(AVAILABLE), Just(EXCLUSIVE)],
-        inputs in proptest::collection::vec(inputs(), 1..150),
-    ) {
-        let mut play = Play::member(2, share(1, &[0]), terms);
-        let mut rows: Vec<(crate::permit::Begun, skyschedule_common::share::RowKey)> = Vec::new();
-        let mut goodbye = false;
-        for input in inputs {
-            let before = play.permit.holding().map(|holding| (holding.membership, holding.epoch));
-            match input {
-                Input::Pass(millis) => play.pass(millis),
-                Input::Stop(millis) => play.stop(millis),
-                Input::Ready(server) => play.event(server, Event::Ready { ends: None }),
-                Input::Lose(server) => play.lose(server),
-                Input::Say(server, message) => play.hear(server, message),
-                Input::Answer(server) => play.answer_heartbeats(server),
-                Input::Begin(id) => if let Some(work) = play.permit.acquire(at(play.now))
-                    && let Some(row) = play.permit.begin(work.tenure, id.into(), at(play.now))
-                {
-                    let inspection = play.permit.inspect(at(play.now));
-                    prop_assert!(matches!(inspection.mode, Mode::Leased | Mode::Autonomous));
-                    rows.push((row, id.into()));
-                },
-                Input::Finish => if let Some((row, _)) = rows.pop() {
-                    play.finish(&row);
-                },
-                Input::Close => {
-                    play.permit.begin_closing();
-                    play.tick();
-                }
-            }
-            let holding = play.permit.holding();
-            if let (Some((membership, epoch)), Some(now)) = (before, holding)
-                && membership == now.membership
-            {
-                prop_assert!(epoch <= now.epoch, "an epoch went back");
-            }
-            for (_, message) in &play.sent {
-                prop_assert!(!goodbye, "it acts after its goodbye");
-                match message {
-                    ClientMessage::Released { epoch, keeping, .. } => {
-                        let holding = holding.filter(|holding| holding.epoch == *epoch);
-                        let share = holding.map(|holding| &holding.share);
-                        let kept = |key| keeping.contains(key) || share.is_some_and(|share| share.contains(key));
-                        prop_assert!(share.is_none() || rows.iter().all(|(_, key)| kept(*key)));
-                    }
-                    ClientMessage::Login(login) => {
-                        prop_assert!(login.membership.is_some() || rows.is_empty(), "rows of the last one are out");
-                    }
-                    ClientMessage::Goodbye { .. } => {
-                        prop_assert!(rows.is_empty());
-                        goodbye = true;
-                    }
-                    _ => {}
-                }
-            }
-            prop_assert!(play.ended.iter().all(|(_, how)| *how == "reset" || goodbye), "a FIN without goodbye");
-            prop_assert!(play.seqs.is_sorted_by(|a, b| a < b), "a sequence number repeats");
-            // Heartbeats stay until they are answered; the rest was looked at.
-            play.sent.retain(|(_, message)| matches!(message, ClientMessage::Heartbeat { .. }));
-            if goodbye {
-                play.sent.clear();
-            }
-        }
-    }
 }

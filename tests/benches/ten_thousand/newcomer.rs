@@ -1,0 +1,84 @@
+//! A member by hand, so that the clock can start with the login's proof.
+
+use std::net::SocketAddr;
+
+use skyschedule_common::env::{self, Instant};
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::ids::Membership;
+use skyschedule_common::protocol::messages::{ClientMessage, ServerMessage};
+use skyschedule_common::share::Share;
+use skyschedule_tests::peer::{Peer, exchange, hello, login};
+use skyschedule_tests::server::{PASSWORD, USER};
+
+use crate::common::Result;
+
+/// A member that owns rows.
+pub(crate) struct Newcomer {
+    peer: Peer,
+    membership: Membership,
+    /// When the proof of its login was sent; the server has it a moment later.
+    pub(crate) began: Instant,
+    /// When it had its share.
+    pub(crate) served: Instant,
+    /// How many numbers it owns.
+    pub(crate) numbers: u64,
+}
+
+impl Newcomer {
+    /// Joins, and waits until it has `numbers` numbers of `total`.
+    pub(crate) async fn join(
+        server: SocketAddr,
+        group: &str,
+        name: &str,
+        total: u32,
+        numbers: u64,
+    ) -> Result<Self> {
+        let mut peer = Peer::connect(server).await;
+        peer.send(ClientMessage::Hello(hello())).await;
+        peer.receive().await.ok_or("no hello")?;
+        let exchange = exchange(USER, PASSWORD);
+        let (user, nonce) = (exchange.user().clone(), exchange.nonce().clone());
+        peer.send(ClientMessage::AuthFirst { user, nonce }).await;
+        let (proof, check) = exchange.respond(&peer.challenge().await)?;
+        let began = env::now();
+        peer.send(ClientMessage::AuthProof { proof }).await;
+        match peer.receive().await {
+            Some(ServerMessage::AuthDone { signature }) => check.verify(&signature)?,
+            other => return Err(format!("{other:?} in answer to a proof").into()),
+        }
+        peer.send(ClientMessage::Login(Box::new(login(group, name))))
+            .await;
+        let welcomed = peer.attach().await;
+        let is_enough = |share: &Share| share.total() == total && share.numbers().len() >= numbers;
+        let mut share = welcomed.share;
+        while !is_enough(&share) {
+            share = peer
+                .until(|message| match message {
+                    ServerMessage::Told { share, .. } => Some(share),
+                    _ => None,
+                })
+                .await;
+        }
+        Ok(Self {
+            peer,
+            membership: welcomed.membership,
+            began,
+            served: env::now(),
+            numbers: share.numbers().len(),
+        })
+    }
+
+    /// Says goodbye; when it began to, and the connection, which ends when it is dropped.
+    pub(crate) async fn leave(mut self) -> (Instant, Peer) {
+        let membership = self.membership;
+        let began = env::now();
+        self.peer.send(ClientMessage::Goodbye { membership }).await;
+        (began, self.peer)
+    }
+
+    /// Keeps its lease while nothing is measured.
+    pub(crate) async fn heartbeat(&mut self, seq: u64) {
+        let epoch = Epoch::ZERO;
+        self.peer.heartbeat(self.membership, seq, epoch).await;
+    }
+}

@@ -1,0 +1,21 @@
+//! Simulations: the real server and the real clients in a world that drifts, stalls, crashes and lies.
+//!
+//! | file | one idea |
+//! |---|---|
+//! | `profile` | what a simulation is like: settings, how many clients, which trouble how often |
+//! | `world` | machines, processes, disk and network, and what happens to them |
+//! | `worker`, `server` | the software on the machines |
+//! | `network` | links that keep, delay or lose what is sent |
+//! | `oracle` | sees everything after each step, and says what must not be |
+//! | `seeds` | runs seeds, several at a time, and reports the one that fails |
+//! | `dice`, `trace` | what is drawn; what happened |
+
+pub mod dice;
+pub mod network;
+pub mod oracle;
+pub mod profile;
+pub mod seeds;
+pub mod server;
+pub mod trace;
+pub mod worker;
+pub mod world;

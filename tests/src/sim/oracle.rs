@@ -1,0 +1,689 @@
+//! Sees all clients and the server's state after every step, and says what must not be.
+//!
+//! It trusts the clients' own view of which rows they may begin (the row that a client begins is the row that
+//! it believes to be its own), knows by itself which rows handlers work on, and compares all of them.
+
+use skyschedule_client::{Inspection, Mode};
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::ids::Membership;
+use skyschedule_common::share::{RowKey, Share};
+use skyschedule_server::state::Group;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::profile::Profile;
+use super::trace::Trace;
+use super::worker::{Begun, KEYS};
+
+/// What must hold at every step, by the number of the promise or the name of the rule that it shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// A short name: what kind.
+    pub kind: &'static str,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Violation {
+    /// A violation of this kind.
+    pub fn new(kind: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            kind,
+            what: what.into(),
+        }
+    }
+}
+
+/// One client's process at one instant.
+#[derive(Debug)]
+pub struct View {
+    /// The machine.
+    pub host: usize,
+    /// Tells the processes of one machine apart.
+    pub process: u64,
+    /// The client id.
+    pub client_id: String,
+    /// Whether it wants rows, and is able to work: not stopped, not leaving, with a weight.
+    pub willing: bool,
+    /// The inside of the client.
+    pub inside: Inspection,
+    /// Rows that its handlers work on.
+    pub running: Vec<i64>,
+    /// Rows begun since the last step.
+    pub begun: Vec<Begun>,
+}
+
+impl View {
+    /// Whether the client believes in its share now.
+    pub fn is_trusting(&self) -> bool {
+        matches!(self.inside.mode, Mode::Leased | Mode::Autonomous)
+    }
+
+    /// Whether it holds the row: it may begin it or works on it, under a lease that is not over.
+    pub fn holds(&self, key: i64) -> bool {
+        self.is_trusting()
+            && (self.inside.rows.contains(RowKey::from(key)) || self.running.contains(&key))
+    }
+}
+
+/// What the driver knows and no client shows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct World {
+    /// Now.
+    pub now: Duration,
+    /// Something is wrong that allows rows of available groups to be held twice.
+    pub is_troubled: bool,
+    /// When the driver last did anything.
+    pub last_event: Duration,
+    /// Since when the server runs without a stop.
+    pub server_since: Option<Duration>,
+    /// It runs, and every network carries.
+    pub is_reachable: bool,
+}
+
+/// What a process was told last.
+#[derive(Debug)]
+struct Known {
+    membership: Membership,
+    epoch: Epoch,
+    share: Share,
+    is_member: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Oracle {
+    exclusive: bool,
+    lease: Duration,
+    drain: Duration,
+    max_drain: Duration,
+    rejoin_grace: Duration,
+    /// The server lost what it knew: quorum epochs may have begun again.
+    history_lost: bool,
+    troubled_at: Option<Duration>,
+    /// Which member was told which share under an epoch.
+    told: BTreeMap<Epoch, (u64, Share)>,
+    /// The newest epoch and share of each membership in the state.
+    members: BTreeMap<u64, (Epoch, Share)>,
+    state: Option<Group>,
+    /// The newest membership and epoch that each process has had.
+    processes: BTreeMap<(usize, u64), Known>,
+    /// The last owner of each row, and its token.
+    tokens: BTreeMap<i64, (Epoch, Option<Membership>)>,
+    /// The newest epoch that each member was seen with.
+    taken: BTreeMap<u64, Epoch>,
+    /// Whose each row was when every member had taken its share.
+    settled: BTreeMap<i64, u64>,
+    /// Since when nobody holds a row.
+    unheld: BTreeMap<i64, Duration>,
+    /// Since when a row is worked on by a client whose share it has left.
+    overrun: BTreeMap<(usize, i64), Duration>,
+    /// Since when members of the state belong to no process that lives.
+    zombies: BTreeMap<u64, Duration>,
+    steps: u64,
+}
+
+impl Oracle {
+    /// For a group of this profile.
+    pub fn new(profile: &Profile) -> Self {
+        let settings = &profile.settings;
+        Self {
+            exclusive: profile.is_exclusive(),
+            lease: profile.longest_lease(),
+            drain: settings.drain_timeout.duration(),
+            max_drain: settings.max_drain.duration(),
+            rejoin_grace: settings.rejoin_grace.duration(),
+            history_lost: false,
+            troubled_at: None,
+            told: BTreeMap::new(),
+            members: BTreeMap::new(),
+            state: None,
+            processes: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            unheld: BTreeMap::new(),
+            overrun: BTreeMap::new(),
+            zombies: BTreeMap::new(),
+            steps: 0,
+        }
+    }
+
+    /// The server comes back without what it knew.
+    pub fn lose_history(&mut self, now: Duration) {
+        self.history_lost = true;
+        self.troubled_at = Some(now);
+        self.told.clear();
+        self.members.clear();
+        self.taken.clear();
+        self.settled.clear();
+        self.state = None;
+    }
+
+    /// The state as it was seen last.
+    pub fn state(&self) -> Option<&Group> {
+        self.state.as_ref()
+    }
+
+    /// What a server waits at most before a lease that it gave is over.
+    fn server_lease(&self) -> Duration {
+        self.lease + self.lease / 400 + Duration::from_millis(10)
+    }
+
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// The first thing that must not be.
+    pub fn observe(
+        &mut self,
+        world: &World,
+        views: &[View],
+        state: Option<(Option<Group>, Result<(), String>)>,
+        trace: &mut Trace,
+    ) -> Result<(), Violation> {
+        self.steps += 1;
+        if world.is_troubled {
+            self.troubled_at = Some(world.now);
+        }
+        if let Some((state, checked)) = state {
+            self.observe_state(state, trace)?;
+            checked.map_err(|what| Violation::new("state", what))?;
+        }
+        self.observe_clients(views, trace)?;
+        self.overlaps(world, views)?;
+        self.begins(views)?;
+        if let Some(since) = world.server_since {
+            self.known(views)?;
+            self.zombies(world.now, since, views)?;
+        }
+        if !self.exclusive && self.steps.is_multiple_of(4) {
+            self.coverage(world, views)?;
+        }
+        Ok(())
+    }
+
+    /// Promise 4, and the core's own invariants.
+    fn observe_state(&mut self, state: Option<Group>, trace: &mut Trace) -> Result<(), Violation> {
+        if state == self.state {
+            return Ok(());
+        }
+        let Some(group) = &state else {
+            if self.state.is_some() {
+                return Err(Violation::new(
+                    "forgotten",
+                    "the server has forgotten the group",
+                ));
+            }
+            return Ok(());
+        };
+        if let Some(before) = &self.state
+            && (group.epoch() < before.epoch()
+                || group.next_membership() < before.next_membership())
+        {
+            return Err(Violation::new(
+                "forgotten",
+                format!(
+                    "the state went back from epoch {} and membership {} to {} and {}",
+                    before.epoch(),
+                    before.next_membership(),
+                    group.epoch(),
+                    group.next_membership()
+                ),
+            ));
+        }
+        let mut ids = BTreeMap::new();
+        for (number, member) in group.members() {
+            if let Some(other) = ids.insert(&member.client, number) {
+                return Err(Violation::new(
+                    "one id, two members",
+                    format!("members {other} and {number} are both {}", member.client),
+                ));
+            }
+            let before = self
+                .members
+                .insert(*number, (member.epoch, member.told.clone()));
+            let unchanged = before
+                .as_ref()
+                .is_some_and(|(epoch, told)| *epoch == member.epoch && *told == member.told);
+            if unchanged {
+                continue;
+            }
+            trace.note(&format!(
+                "state: member {number} {} told {:?} at {}, held {:?}, target {:?}",
+                member.client, member.told, member.epoch, member.held, member.target
+            ));
+            if let Some((epoch, told)) = before
+                && epoch >= member.epoch
+            {
+                return Err(Violation::new(
+                    "epoch back",
+                    format!(
+                        "member {number} was told {told:?} at {epoch}, now {:?} at {}",
+                        member.told, member.epoch
+                    ),
+                ));
+            }
+            note_told(&mut self.told, member.epoch, *number, &member.told)?;
+        }
+        if let Some(before) = &self.state {
+            for number in before.members().keys() {
+                if !group.members().contains_key(number) {
+                    trace.note(&format!("state: member {number} is over"));
+                }
+            }
+            if before.in_handover() != group.in_handover() {
+                trace.note(if group.in_handover() {
+                    "state: a handover began"
+                } else {
+                    "state: the handover is over"
+                });
+            }
+        }
+        self.state = state;
+        Ok(())
+    }
+
+    /// What each process was told only ever grows, over all its memberships.
+    fn observe_clients(&mut self, views: &[View], trace: &mut Trace) -> Result<(), Violation> {
+        for view in views {
+            let key = (view.host, view.process);
+            let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch)
+            else {
+                let known = self.processes.get_mut(&key);
+                // Kept: the next membership must be above.
+                if let Some(known) = known.filter(|known| known.is_member) {
+                    known.is_member = false;
+                    trace.note(&format!("{}: no member any more", name(view)));
+                }
+                continue;
+            };
+            let known = self.processes.get(&key);
+            let unchanged = known.is_some_and(|known| {
+                known.membership == membership
+                    && known.epoch == epoch
+                    && known.share == view.inside.share
+            });
+            if unchanged {
+                continue;
+            }
+            trace.note(&format!(
+                "{}: member {membership} told {:?} at {epoch} ({})",
+                name(view),
+                view.inside.share,
+                view.inside.mode
+            ));
+            if let Some(before) = known {
+                let back = before.epoch >= epoch
+                    || (before.membership != membership
+                        && before.membership.number >= membership.number);
+                if back {
+                    return Err(Violation::new(
+                        "epoch back",
+                        format!(
+                            "{} was member {} with {:?} at {}, and took {:?} at {epoch} as member {membership}",
+                            name(view),
+                            before.membership,
+                            before.share,
+                            before.epoch,
+                            view.inside.share
+                        ),
+                    ));
+                }
+            }
+            if !self.history_lost {
+                note_told(&mut self.told, epoch, membership.number, &view.inside.share)?;
+            }
+            let known = Known {
+                membership,
+                epoch,
+                share: view.inside.share.clone(),
+                is_member: true,
+            };
+            self.processes.insert(key, known);
+        }
+        Ok(())
+    }
+
+    /// Promises 2 and 3: no row is held twice.
+    fn overlaps(&mut self, world: &World, views: &[View]) -> Result<(), Violation> {
+        let now = world.now;
+        if !self.exclusive {
+            self.note_overruns(now, views);
+            let excused = self.server_lease() + self.drain + Duration::from_secs(5);
+            if self.troubled_at.is_some_and(|at| now <= at + excused) {
+                return Ok(());
+            }
+        }
+        for (at, one) in views.iter().enumerate() {
+            if !one.is_trusting() {
+                continue;
+            }
+            for other in views[at + 1..].iter().filter(|other| other.is_trusting()) {
+                if let Some(what) = self.overlap(now, one, other) {
+                    return Err(Violation::new("held twice", what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_overruns(&mut self, now: Duration, views: &[View]) {
+        let mut outside = Vec::new();
+        for view in views.iter().filter(|view| !view.running.is_empty()) {
+            for key in &view.running {
+                if !view.inside.rows.contains(RowKey::from(*key)) {
+                    outside.push((view.host, *key));
+                    self.overrun.entry((view.host, *key)).or_insert(now);
+                }
+            }
+        }
+        if !self.overrun.is_empty() {
+            self.overrun.retain(|key, _| outside.contains(key));
+        }
+    }
+
+    fn overlap(&self, now: Duration, one: &View, other: &View) -> Option<String> {
+        let describe = |what: String| {
+            format!(
+                "{what} by {} (member {:?}, {}, {:?}, works on {:?}) and {} (member {:?}, {}, {:?}, works on {:?})",
+                name(one),
+                one.inside.membership,
+                one.inside.mode,
+                one.inside.rows,
+                one.running,
+                name(other),
+                other.inside.membership,
+                other.inside.mode,
+                other.inside.rows,
+                other.running
+            )
+        };
+        for share in one.inside.rows.shares() {
+            if let Some(met) = other
+                .inside
+                .rows
+                .shares()
+                .iter()
+                .find(|met| share.meets(met))
+            {
+                return Some(describe(format!("{share:?} and {met:?} are held")));
+            }
+        }
+        let mut keys = one.running.iter().chain(&other.running);
+        if let Some(key) =
+            keys.find(|key| self.counts(now, one, **key) && self.counts(now, other, **key))
+        {
+            return Some(describe(format!("row {key} is held")));
+        }
+        None
+    }
+
+    /// Whether the client holds the row, and not only by a handler that takes longer than a drain: that one was
+    /// overtaken, and counted.
+    fn counts(&self, now: Duration, view: &View, key: i64) -> bool {
+        if view.inside.rows.contains(RowKey::from(key)) {
+            return view.is_trusting();
+        }
+        let overtaken = self
+            .overrun
+            .get(&(view.host, key))
+            .is_some_and(|since| now >= *since + self.drain / 100 * 99);
+        view.holds(key) && (self.exclusive || !overtaken)
+    }
+
+    /// In an exclusive group each owner's token is above that of the owner before.
+    fn begins(&mut self, views: &[View]) -> Result<(), Violation> {
+        if !self.exclusive {
+            return Ok(());
+        }
+        for view in views {
+            for begun in &view.begun {
+                let before = self
+                    .tokens
+                    .insert(begun.key, (begun.epoch, begun.membership));
+                if let Some((epoch, owner)) = before
+                    && owner != begun.membership
+                    && epoch >= begun.epoch
+                {
+                    return Err(Violation::new(
+                        "token back",
+                        format!(
+                            "row {} had token {epoch} of member {owner:?}, and {} began it with {}",
+                            begun.key,
+                            name(view),
+                            begun.epoch
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Promise 7, rule L2: no client knows what the server does not.
+    fn known(&self, views: &[View]) -> Result<(), Violation> {
+        if self.history_lost {
+            return Ok(());
+        }
+        for view in views {
+            let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch)
+            else {
+                continue;
+            };
+            let forgotten = self.state.as_ref().is_none_or(|group| {
+                membership.number >= group.next_membership() || epoch > group.epoch()
+            });
+            if forgotten {
+                return Err(Violation::new(
+                    "forgotten",
+                    format!(
+                        "{} knows membership {membership} and epoch {epoch}, which the server does not",
+                        name(view)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A member whose process is dead is over within a lease.
+    fn zombies(
+        &mut self,
+        now: Duration,
+        server_since: Duration,
+        views: &[View],
+    ) -> Result<(), Violation> {
+        let Some(group) = &self.state else {
+            return Ok(());
+        };
+        let lives = |number: u64| {
+            views.iter().any(|view| {
+                view.inside
+                    .membership
+                    .is_some_and(|membership| membership.number == number)
+            })
+        };
+        let dead: Vec<u64> = group
+            .members()
+            .keys()
+            .copied()
+            .filter(|number| !lives(*number))
+            .collect();
+        self.zombies.retain(|number, _| dead.contains(number));
+        let bound = self.server_lease() + Duration::from_millis(600);
+        for number in dead {
+            let since = *self.zombies.entry(number).or_insert(now);
+            if now > since.max(server_since) + bound {
+                return Err(Violation::new(
+                    "zombie",
+                    format!(
+                        "member {number} belongs to no process since {since:?}, and is still there"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Promise 3: nobody holds a row for no longer than the bound, also when the server is away.
+    fn coverage(&mut self, world: &World, views: &[View]) -> Result<(), Violation> {
+        let able = views
+            .iter()
+            .any(|view| view.willing && view.inside.membership.is_some());
+        if !able {
+            self.unheld.clear();
+            return Ok(());
+        }
+        let bound =
+            self.server_lease() + self.drain + self.rejoin_grace + Duration::from_millis(1_500);
+        self.note_settled(views);
+        for key in KEYS {
+            if views.iter().any(|view| view.holds(key)) {
+                self.unheld.remove(&key);
+                continue;
+            }
+            // Without a server, rows of clients that die meanwhile, or were moving to them, wait for it.
+            let owner = self.settled.get(&key);
+            let owner_lives = views.iter().any(|view| {
+                view.willing
+                    && view.inside.membership.map(|membership| membership.number) == owner.copied()
+            });
+            if !world.is_reachable && !(owner.is_some() && owner_lives) {
+                self.unheld.remove(&key);
+                continue;
+            }
+            let since = *self.unheld.entry(key).or_insert(world.now);
+            if world.now > since.max(world.last_event) + bound {
+                return Err(Violation::new(
+                    "held by nobody",
+                    format!("row {key} is held by nobody since {since:?}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers whose the rows are when every member has taken its share: to those it may fall back.
+    fn note_settled(&mut self, views: &[View]) {
+        for view in views {
+            if let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch) {
+                self.taken.insert(membership.number, epoch);
+            }
+        }
+        let Some(group) = self.state.as_ref().filter(|group| !group.in_handover()) else {
+            return;
+        };
+        let taken = |(number, member): (&u64, &skyschedule_server::state::Member)| {
+            self.taken.get(number) == Some(&member.epoch)
+        };
+        if !group.members().iter().all(taken) {
+            return;
+        }
+        self.settled.clear();
+        for (number, member) in group.members() {
+            let rows = KEYS.filter(|key| member.told.contains((*key).into()));
+            self.settled.extend(rows.map(|key| (key, *number)));
+        }
+    }
+
+    /// Promise 1, once there is no trouble any more: `Err` says what is not as it should be yet.
+    ///
+    /// # Errors
+    /// What is not settled.
+    pub fn settled(&self, views: &[View]) -> Result<(), String> {
+        let Some(group) = &self.state else {
+            return if views.is_empty() {
+                Ok(())
+            } else {
+                Err("no group".to_owned())
+            };
+        };
+        if group.in_handover() || group.wants_handover() {
+            return Err("rows are moving".to_owned());
+        }
+        if !group.vacancies().is_empty() {
+            return Err("shares are kept for clients that are away".to_owned());
+        }
+        let mut total = 0;
+        let mut covered = 0;
+        let mut shares: Vec<&Share> = Vec::new();
+        for (number, member) in group.members() {
+            let Some(view) = views.iter().find(|view| {
+                view.inside
+                    .membership
+                    .is_some_and(|membership| membership.number == *number)
+            }) else {
+                return Err(format!("member {number} belongs to no process"));
+            };
+            if view.inside.epoch != Some(member.epoch) || view.inside.share != member.told {
+                return Err(format!(
+                    "{} has {:?} at {:?} instead of {:?} at {}",
+                    name(view),
+                    view.inside.share,
+                    view.inside.epoch,
+                    member.told,
+                    member.epoch
+                ));
+            }
+            if !member.is_settled() {
+                return Err(format!("member {number} has not what it should have"));
+            }
+            if view.inside.mode != Mode::Leased {
+                return Err(format!("{} is {}", name(view), view.inside.mode));
+            }
+            if shares.iter().any(|share| share.meets(&member.told)) {
+                return Err(format!("the share of member {number} meets another's"));
+            }
+            total = member.told.total();
+            covered += member.told.numbers().len();
+            shares.push(&member.told);
+        }
+        let weights: u32 = group
+            .members()
+            .values()
+            .map(|member| if member.draining { 0 } else { member.weight })
+            .sum();
+        if weights > 0 && covered != u64::from(total) {
+            return Err(format!("{covered} of {total} numbers are held"));
+        }
+        for view in views {
+            let id_is_taken = views.iter().any(|other| {
+                other.client_id == view.client_id && other.inside.membership.is_some()
+            });
+            if view.inside.membership.is_none() && !id_is_taken {
+                return Err(format!("{} is no member", name(view)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What fencing may take, for bounds on waiting.
+    pub fn max_drain(&self) -> Duration {
+        self.max_drain
+    }
+}
+
+fn note_told(
+    told: &mut BTreeMap<Epoch, (u64, Share)>,
+    epoch: Epoch,
+    member: u64,
+    share: &Share,
+) -> Result<(), Violation> {
+    if let Some((other, known)) = told.get(&epoch) {
+        if *other == member && known == share {
+            return Ok(());
+        }
+        return Err(Violation::new(
+            "epoch twice",
+            format!(
+                "epoch {epoch} is {known:?} for member {other}, and {share:?} for member {member}"
+            ),
+        ));
+    }
+    told.insert(epoch, (member, share.clone()));
+    Ok(())
+}
+
+fn name(view: &View) -> String {
+    format!("host {} ({}.{})", view.host, view.client_id, view.process)
+}
