@@ -10,7 +10,11 @@ use super::Failure;
 
 /// Starts logging: what `RUST_LOG` asks for, else everything from `info` on.
 pub(super) fn start(format: LogFormat) -> Result<(), Failure> {
-    let asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let mut asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    // What operators must know of consensus, the server says itself.
+    if !asked.contains("openraft") {
+        asked = format!("openraft=error,{asked}");
+    }
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .parse(asked)

@@ -33,17 +33,18 @@ pub(super) async fn follow(
     tell: watch::Sender<Leadership>,
     mut lost: watch::Receiver<u64>,
 ) {
-    let mut metrics = raft.server_metrics();
+    let mut metrics = raft.metrics();
+    let mut known_lost = *lost.borrow_and_update();
     loop {
         let (term, leader, leads) = {
             let metrics = metrics.borrow_watched();
             let leads = metrics.state == ServerState::Leader;
-            (metrics.vote.leader_id.term, metrics.current_leader, leads)
+            (metrics.current_term, metrics.current_leader, leads)
         };
         let present = *tell.borrow();
         // A leadership in which a proposal was lost is over: what follows would build on it.
-        let was_lost = lost.has_changed().unwrap_or(false);
-        lost.mark_unchanged();
+        let now_lost = *lost.borrow_and_update();
+        let was_lost = std::mem::replace(&mut known_lost, now_lost) != now_lost;
         let same = present.own.is_some() && present.term == term && !was_lost;
         let own = match (leads, same) {
             (false, _) => None,

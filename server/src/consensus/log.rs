@@ -120,8 +120,9 @@ impl RaftLogStorage<TypeConfig> for Log {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
+        let last_purged_log_id = self.cache().purged;
         Ok(LogState {
-            last_purged_log_id: self.cache().purged,
+            last_purged_log_id,
             last_log_id: self.last(),
         })
     }

@@ -16,7 +16,7 @@ use super::leadership::{self, Leadership};
 use super::log::Log;
 use super::machine::{Compaction, Machine};
 use super::network::Network;
-use super::proposals::{self, Message, Proposer};
+use super::proposals::{Message, Proposals, Proposer};
 use super::raft::{Raft, seeded};
 use super::serve::{Answers, Membership};
 use super::store::{Contents, Store};
@@ -186,8 +186,8 @@ async fn assemble(
 
     // One more, for the failure.
     let (decided, receiver) = mpsc::channel(QUEUE + 1);
-    let (proposer, handle, queue) = Proposer::new(&decided);
     let (leadership, leads) = watch::channel(Leadership::default());
+    let (proposer, handle, queue) = Proposer::new(&decided, leads.clone());
     let consensus = Consensus {
         id,
         state: Arc::clone(&state),
@@ -285,9 +285,10 @@ impl Parts {
     async fn look_after(
         mut self,
         writer: Writer,
-        failure: oneshot::Receiver<ConsensusError>,
+        mut failure: oneshot::Receiver<ConsensusError>,
         place: String,
     ) {
+        let leadership = self.leadership.subscribe();
         let follow = leadership::follow(
             self.raft.clone(),
             self.proposer,
@@ -311,12 +312,25 @@ impl Parts {
                 None => std::future::pending().await,
             }
         };
-        let proposing = proposals::run(self.raft.clone(), self.state, self.queue, self.lost);
+        let proposals = Proposals {
+            raft: self.raft.clone(),
+            state: self.state,
+            leadership,
+            lost: self.lost,
+        };
+        let proposing = proposals.run(self.queue);
         let ended = tokio::select! {
             biased;
-            Ok(error) = failure => Err(error),
+            Ok(error) = &mut failure => Err(error),
             error = formation => Err(error),
-            reason = broken_down(&self.raft) => Err(ConsensusError::Panicked { place, reason }),
+            reason = broken_down(&self.raft) => {
+                // What the disk says is nearer to the cause.
+                let cause = env::timeout(LAST_ANSWERS, failure).await;
+                Err(match cause {
+                    Ok(Ok(error)) => error,
+                    _ => ConsensusError::Panicked { place, reason },
+                })
+            }
             stop = proposing => Ok(stop),
         };
         following.abort();
@@ -339,7 +353,7 @@ impl Parts {
     }
 }
 
-/// Resolves when openraft ended by itself. The disk's failure, which ends it, has a moment to tell first.
+/// Resolves when openraft ended by itself.
 async fn broken_down(raft: &Raft) -> String {
     let mut metrics = raft.metrics();
     loop {

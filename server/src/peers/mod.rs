@@ -141,11 +141,6 @@ impl Peers {
         &self.0.roster.addresses
     }
 
-    /// Whether there is a connection to this replica.
-    pub(crate) fn is_connected(&self, id: u16) -> bool {
-        self.0.links.get(&id).is_some_and(Link::is_connected)
-    }
-
     /// Asks another replica.
     pub(crate) async fn ask(
         &self,
