@@ -149,7 +149,8 @@ impl Server {
             .unwrap_or_else(|| address.to_string());
         let memory = Options {
             replica_id: config.replica_id,
-            cluster: cluster(&config, &advertise).await?,
+            advertise,
+            cluster: cluster(&config).await?,
             timing: config.timing,
             ..memory
         };
@@ -271,7 +272,7 @@ impl Server {
 }
 
 /// The replicas of the configuration; none, if this one is alone.
-async fn cluster(config: &Config, advertise: &str) -> Result<Option<Cluster>, StartError> {
+async fn cluster(config: &Config) -> Result<Option<Cluster>, StartError> {
     if config.peers.len() < 2 {
         return Ok(None);
     }
@@ -282,6 +283,5 @@ async fn cluster(config: &Config, advertise: &str) -> Result<Option<Cluster>, St
     Ok(Some(Cluster {
         replicas: config.peers.clone(),
         key,
-        advertise: advertise.to_owned(),
     }))
 }

@@ -51,7 +51,7 @@ async fn heard_by_leader(cluster: &Cluster, leader: usize, members: &[Member]) {
         let active = shown
             .iter()
             .filter(|member| member["state"] == "active" && member["heartbeat_age_ms"].is_u64());
-        if active.count() == members.len() && group["stale"].is_null() {
+        if active.count() == members.len() && group["stale"] == false {
             return;
         }
         let log = cluster.servers[leader].log();

@@ -14,7 +14,6 @@ pub(super) struct GroupList {
     /// By name.
     groups: Vec<GroupBody>,
     /// There is no leader, or it does not answer: this is what the replica knows that was asked.
-    #[serde(default, skip_serializing_if = "is_false")]
     stale: bool,
 }
 
@@ -35,7 +34,6 @@ pub(super) struct GroupBody {
     /// Whether a replica without a quorum numbers it.
     degraded: bool,
     /// There is no leader, or it does not answer: this is what the replica knows that was asked.
-    #[serde(default, skip_serializing_if = "is_false")]
     stale: bool,
     /// What operators set.
     settings: SettingsBody,
@@ -141,14 +139,6 @@ impl From<GroupView> for GroupBody {
             members: group.members.into_iter().map(MemberBody::from).collect(),
         }
     }
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde hands over a reference"
-)]
-fn is_false(truth: &bool) -> bool {
-    !truth
 }
 
 impl From<MemberView> for MemberBody {

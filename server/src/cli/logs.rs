@@ -4,20 +4,16 @@ use std::io::{IsTerminal as _, stderr};
 
 use skyschedule_server::config::LogFormat;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use super::Failure;
 
 /// Starts logging: what `RUST_LOG` asks for, else everything from `info` on.
 pub(super) fn start(format: LogFormat) -> Result<(), Failure> {
-    let mut asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
-    // What operators must know of consensus, the server says itself.
-    if !asked.contains("openraft") {
-        asked = format!("openraft=error,{asked}");
-    }
+    let asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let asked = if asked.is_empty() { "info" } else { &asked };
+    // What operators must know of consensus, the server says itself; whoever asks for more gets it.
     let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .parse(asked)
+        .parse(format!("openraft=error,{asked}"))
         .map_err(|error| Failure::Usage(format!("RUST_LOG: {error}")))?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)

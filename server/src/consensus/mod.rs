@@ -114,8 +114,6 @@ pub struct Cluster {
     pub replicas: BTreeMap<u16, String>,
     /// What they prove to each other.
     pub key: ClusterKey,
-    /// Where clients reach this replica.
-    pub advertise: String,
 }
 
 /// How a replica keeps its memory, and with whom.
@@ -128,6 +126,8 @@ pub struct Options {
     pub snapshot_every: u64,
     /// This replica.
     pub replica_id: u16,
+    /// Where clients reach it.
+    pub advertise: String,
     /// None: it is alone.
     pub cluster: Option<Cluster>,
     /// How long replicas wait for each other.
@@ -141,6 +141,7 @@ impl Options {
             storage,
             snapshot_every: 10_000,
             replica_id: 1,
+            advertise: String::new(),
             cluster: None,
             timing: Timing::default(),
         }

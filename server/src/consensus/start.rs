@@ -124,6 +124,7 @@ async fn assemble(
     }
     let Options {
         replica_id: id,
+        advertise,
         cluster,
         timing,
         snapshot_every,
@@ -161,7 +162,6 @@ async fn assemble(
     raft.runtime_config()
         .elect(contents.identity.standing == Standing::Full);
 
-    let advertise = cluster.map(|cluster| cluster.advertise).unwrap_or_default();
     let answers = Answers {
         raft: raft.clone(),
         log,

@@ -123,9 +123,9 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     config.listen = ([0, 0, 0, 0], PORT).into();
     config.users.push(User::new("moon", "walker")?);
     let memory = Options {
-        storage: Storage::Memory(process.disk.clone()),
         // Often, so that restarts begin from snapshots, too.
         snapshot_every: 20,
+        ..Options::new(Storage::Memory(process.disk.clone()))
     };
     let mut server = Server::start_with(config, memory).await?;
     let consensus = server.consensus().clone();
