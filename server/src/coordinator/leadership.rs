@@ -19,6 +19,11 @@ impl Coordinator {
         self.ready.is_some() || broken(Rule::L1)
     }
 
+    /// Whether what is asked of a leader may wait here: a replica alone leads soon after its start.
+    pub(super) fn will_lead(&self) -> bool {
+        self.ready.is_some() || self.consensus.peers().is_none()
+    }
+
     /// How this replica serves at present.
     pub(super) fn serving(&self) -> ServerMessage {
         ServerMessage::Serving {

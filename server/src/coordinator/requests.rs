@@ -34,7 +34,7 @@ impl Coordinator {
             Request::Reports(reports, answer) => {
                 let _ = answer.send(self.take_reports(&reports));
             }
-            Request::Configure(_, _, answer) if self.ready.is_none() => {
+            Request::Configure(_, _, answer) if !self.will_lead() => {
                 let _ = answer.send(Err(ConfigureError::Ask(AskError::NotLeader)));
             }
             Request::Configure(name, settings, answer) => {
@@ -46,7 +46,7 @@ impl Coordinator {
                 self.configuring.push((name, answer));
             }
             // Without an answer, whoever asked learns that there is none here.
-            Request::Drain(..) if self.ready.is_none() => {}
+            Request::Drain(..) if !self.will_lead() => {}
             Request::Drain(group, client, answer) => {
                 let number = self
                     .consensus
