@@ -182,7 +182,7 @@ fn a_handler_that_blocks_its_thread_costs_no_lease() {
 async fn an_exclusive_lease_that_is_over_revokes_its_rows() {
     let lease = Millis(600);
     let server = Server::start().await;
-    let (client, mut peer) = tokio::join!(
+    let (client, _silent) = tokio::join!(
         server
             .client()
             .consistency(Consistency::Exclusive)
@@ -195,7 +195,18 @@ async fn an_exclusive_lease_that_is_over_revokes_its_rows() {
     // The server is silent from here on.
     env::timeout(SOON, row.revoked()).await.expect("revoked");
     assert!(work.is_revoked() && work.begin(2).is_none() && !client.holds(1));
-    // Its release, when the handler has stopped, does not need the lease.
+    // The silent connection was replaced. News are taken there without a lease.
+    let mut peer = server.accept_login().await;
+    let attach = peer.next().await;
+    assert!(matches!(
+        attach,
+        ClientMessage::Attach {
+            membership: Some(_),
+            ..
+        }
+    ));
+    peer.welcome(share(1, &[0]), Consistency::Exclusive, lease)
+        .await;
     peer.tell(share(2, &[0])).await;
     let mut shares = client.shares();
     shares

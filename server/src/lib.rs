@@ -14,10 +14,13 @@
 //! | `peers` | connections between replicas |
 //! | `session` | one connection: handshake, deadlines, bounded queue |
 //! | [`config`], [`metrics`], [`view`] | what operators set and see |
+//! | [`capacity`] | no code: how many clients, what they cost, and how to plan for more |
 //!
 //! Start one with [`Server::start`]; the binary `skyschedule` does it from a command line.
 
 pub mod admin;
+#[doc = include_str!("docs/capacity.md")]
+pub mod capacity {}
 pub mod config;
 pub mod consensus;
 pub mod coordinator;

@@ -2,9 +2,10 @@
 
 mod cli_common;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
+use std::time::Duration;
 
 use cli_common::{Serving, run, skyschedule, stderr, stdout};
 use rustix::process::Signal;
@@ -216,4 +217,36 @@ fn it_takes_as_many_open_files_as_the_system_grants() {
         "{}",
         stderr(&hard)
     );
+}
+
+#[test]
+fn a_broken_file_is_reported_by_line_and_its_secrets_are_not_shown() {
+    let dir = TempDir::new().unwrap();
+    let text = "listen = '127.0.0.1:0'\npassword = \"hunter2secret\n";
+    std::fs::write(dir.path().join("sky.toml"), text).unwrap();
+    let output = run(&dir, &["serve", "--config=sky.toml"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = stderr(&output);
+    assert!(said.contains("sky.toml: line 2: is no TOML"), "{said}");
+    assert!(!said.contains("hunter2secret"), "{said}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_does_not_hold_up_the_server() {
+    let dir = TempDir::new().unwrap();
+    let serving = Serving::start(&dir, &[], &[]);
+    // Each stranger costs a line; a pipe holds some hundred, and its reader waits.
+    for _ in 0..2_000 {
+        let mut stranger = TcpStream::connect(serving.clients).unwrap();
+        stranger.write_all(&[0; 8]).unwrap();
+        // It may have been closed already.
+        let _ = stranger.read(&mut [0; 64]);
+    }
+    let limit = Some(Duration::from_secs(10));
+    let mut admin = TcpStream::connect(serving.admin).unwrap();
+    admin.set_read_timeout(limit).unwrap();
+    write!(admin, "GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
 }

@@ -387,6 +387,19 @@ fn a_drained_member_does_not_close_the_barrier_to_those_who_come_meanwhile() {
 }
 
 #[test]
+fn pacing_keeps_nobody_waiting_where_nobody_works() {
+    let mut world = settled(&Settings::default(), &[1]);
+    world.end(vec![1], true, true);
+    world.join(&[10], 1, false);
+    let newcomer = &world.group().members()[&2];
+    assert!(
+        newcomer.is_settled() && !newcomer.held.is_empty(),
+        "{newcomer:?}"
+    );
+    world.quiet();
+}
+
+#[test]
 fn a_dead_members_slots_fill_no_one_beyond_the_cap() {
     let numbering = Numbering::Slots(16);
     let settings = Settings {

@@ -8,6 +8,11 @@
 //!
 //! `-- --rounds N` sets the number of kills (30), `-- --json` prints one JSON object instead of the table.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark measures the real world"
+)]
+
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

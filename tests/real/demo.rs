@@ -189,7 +189,11 @@ async fn the_demo_loses_nothing_with_slots_and_prints_json_where_there_is_no_ter
     let (status, summary) = Demo::start(&["--numbering", "slots"]).ended().await;
     assert_good(status, &summary);
     assert_eq!(summary["numbering"], "slots");
-    assert_eq!(summary["renumberings"][0]["total"], 1_024);
+    let renumberings = summary["renumberings"].as_array().unwrap();
+    assert!(
+        renumberings.iter().all(|one| one["total"] == 1_024),
+        "{summary:#}"
+    );
 }
 
 #[tokio::test]

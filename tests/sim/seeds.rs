@@ -1,4 +1,25 @@
 //! The general mix: many seeds, each another history of joins, deaths, restarts, bad networks and bad clocks.
+//!
+//! A failure prints the last lines of what happened, what must not be, and a command that runs this seed alone.
+//! Read it from below: the last line names the promise or the rule and the rows; then look upwards for who was
+//! told what, and what the driver did before.
+//!
+//! ```text
+//! 0.367 state: member 1 c1 told {0-5}/16 at 12, held {0-7}/16, target {0-5}/16    decided by the server
+//! 0.371 host 1 (c1.1): member 1 told {0-5}/16 at 12 (leased)                      heard by the first process of c1 on host 1
+//! 0.605 host 1: suspended for 334ms                                               done by the driver
+//! ```
+//!
+//! | variable | |
+//! |---|---|
+//! | `SKY_SIM_SEED=17` | this seed only |
+//! | `SKY_SIM_FIRST=1 SKY_SIM_SEEDS=500` | these seeds: many more in a long run |
+//! | `SKY_SIM_THREADS=2` | simulations at a time; as many as there are cores by default |
+//! | `SKY_SIM_TRACE=1` | all lines, as they happen (with `-- --nocapture`) |
+//! | `SKY_SIM_LOG=skyschedule_client=debug,skyschedule_server=debug,turmoil=info` | the logs of client and server between them, with the host's name |
+//!
+//! Same seed, same trace: also beside other simulations in one process. What is drawn follows from the seed, so a change
+//! of the code under test usually makes another history of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 #[cfg(not(sim))]
@@ -10,25 +31,42 @@ use skyschedule_tests::sim::profile::Profile;
 use skyschedule_tests::sim::seeds::{logs, number, report, run, run_many};
 use std::time::Duration;
 
-fn command(seed: u64) -> String {
-    format!("SKY_SIM_SEED={seed} ./tests/run --sim --test sim_seeds -- no_seed_breaks_a_promise")
+fn command(seed: u64, test: &str) -> String {
+    format!("SKY_SIM_SEED={seed} ./tests/run --sim --test sim_seeds -- {test}")
+}
+
+/// The first seed, and how many, unless the environment asks for others.
+fn asked(count: u64) -> (u64, u64) {
+    match number("SKY_SIM_SEED", 0) {
+        0 => (number("SKY_SIM_FIRST", 1), number("SKY_SIM_SEEDS", count)),
+        seed => (seed, 1),
+    }
 }
 
 #[test]
 fn no_seed_breaks_a_promise() {
     logs();
-    let one = number("SKY_SIM_SEED", 0);
-    let (first, count) = if one > 0 {
-        (one, 1)
-    } else {
-        (number("SKY_SIM_FIRST", 1), number("SKY_SIM_SEEDS", 500))
-    };
+    let (first, count) = asked(500);
     let start = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
     let (failed, runs) = run_many(first, count, Profile::of_seed, None);
     let took = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO) - start;
     eprintln!("{runs} seeds in {took:.1?}");
     if let Some(outcome) = failed {
-        panic!("{}", report(&outcome, &command(outcome.seed)));
+        panic!(
+            "{}",
+            report(&outcome, &command(outcome.seed, "no_seed_breaks_a_promise"))
+        );
+    }
+}
+
+#[test]
+fn a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive() {
+    logs();
+    let (first, count) = asked(60);
+    let (failed, _) = run_many(first, count, |_| Profile::lost_and_exclusive(), None);
+    if let Some(outcome) = failed {
+        let test = "a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive";
+        panic!("{}", report(&outcome, &command(outcome.seed, test)));
     }
 }
 

@@ -5,6 +5,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 use skyschedule_common::env;
+use skyschedule_common::env::net::Stream;
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::mpsc;
+
+use crate::member::PATIENCE;
+use crate::process::each_line;
 
 /// Where to ask.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +68,22 @@ impl Admin {
         assert_eq!(status, 200, "settings {settings} are refused: {body}");
     }
 
+    /// A member of a group as the server shows it; `None` while there is none with this client id.
+    pub async fn member(&self, group: &str, client: &str) -> Option<Value> {
+        let group = self.group(group).await?;
+        let mut members = group["members"].as_array()?.iter();
+        members
+            .find(|member| member["client_id"] == client)
+            .cloned()
+    }
+
+    /// Asks that a member's share move away; the status and the answer.
+    pub async fn drain(&self, group: &str, client: &str) -> (u16, Value) {
+        let path = format!("/api/v1/groups/{group}/members/{client}/drain");
+        let (status, body) = self.answer("POST", &path, None).await;
+        (status, serde_json::from_str(&body).expect("JSON"))
+    }
+
     /// Leases of two seconds, the shortest there are.
     pub async fn short_leases(&self, group: &str) {
         self.configure(
@@ -82,6 +104,22 @@ impl Admin {
             })
             .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
             .sum()
+    }
+
+    /// What happens from now on.
+    pub async fn events(&self) -> Events {
+        let (address, (sender, lines)) = (self.0, mpsc::channel(1_024));
+        let mut stream = Stream::connect(address).await.expect("it answers");
+        let request = format!("GET /api/v1/events HTTP/1.1\r\nhost: {address}\r\n\r\n");
+        let sent = stream.write_all(request.as_bytes()).await;
+        sent.expect("it takes a request");
+        env::spawn(each_line(stream, move |line| {
+            // The test may have seen enough.
+            let _ = sender.try_send(line);
+        }));
+        let mut events = Events(lines);
+        while !events.line().await.is_empty() {}
+        events
     }
 
     async fn answer(
@@ -115,7 +153,10 @@ impl Admin {
                     .content_type("application/json")
                     .send(body)?,
                 None if method == "GET" => agent.get(&url).call()?,
-                None => agent.post(&url).send_empty()?,
+                None => agent
+                    .post(&url)
+                    .content_type("application/json")
+                    .send_empty()?,
             };
             Ok((
                 response.status().as_u16(),
@@ -123,5 +164,25 @@ impl Admin {
             ))
         };
         env::blocking(ask).await.expect("asking does not panic")
+    }
+}
+
+/// A stream of server-sent events.
+#[derive(Debug)]
+pub struct Events(mpsc::Receiver<String>);
+
+impl Events {
+    /// The data of the next event of this name.
+    pub async fn until(&mut self, name: &str) -> Value {
+        let event = format!("event: {name}");
+        while self.line().await != event {}
+        let line = self.line().await;
+        let data = line.strip_prefix("data: ").expect("data after the name");
+        serde_json::from_str(data).expect("data is JSON")
+    }
+
+    async fn line(&mut self) -> String {
+        let line = env::timeout(PATIENCE, self.0.recv()).await;
+        line.expect("an event in time").expect("more events")
     }
 }

@@ -171,6 +171,21 @@ impl Server {
         status
     }
 
+    /// Runs a command of the command line against this server: whether it did, and what it printed.
+    pub async fn command(&self, arguments: &[&str]) -> (bool, String) {
+        let output = Command::new(binary("skyschedule"))
+            .args(arguments)
+            .args(["--admin", &self.admin.to_string()])
+            .output()
+            .await
+            .expect("a command can be run");
+        let text = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8(text).expect("what is printed is text"),
+        )
+    }
+
     /// The memory that it uses at present, in bytes.
     pub fn memory(&self) -> u64 {
         let pid = self.process.as_ref().expect("the server runs").pid();

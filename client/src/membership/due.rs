@@ -41,7 +41,7 @@ impl Core {
             self.release(permit);
             self.heartbeat(permit, now);
             self.ping(now);
-            self.tell_wishes(permit);
+            self.tell_wishes(permit, now);
             self.say_goodbye(permit, now);
         }
         self.planned = Some(self.deadline(permit, now));
@@ -63,7 +63,7 @@ impl Core {
                 let waiting = session.waiting_since();
                 let (silent, dead) = (
                     waiting.map(|since| since + self.silence()),
-                    waiting.map(|since| since + self.lease),
+                    waiting.map(|since| since + self.dead_after()),
                 );
                 [
                     Some(session.ping_at),
@@ -96,7 +96,8 @@ impl Core {
         }
     }
 
-    /// No answer for a lease: the connection is dead, whatever the system says.
+    /// No answer for half a lease: the connection is dead, whatever the system says. The other half is for
+    /// another connection, which keeps the membership.
     fn close_dead(&mut self, now: Instant) {
         if self.lenient_until.is_some_and(|until| now < until) {
             return;
@@ -104,7 +105,7 @@ impl Core {
         for index in 0..self.servers.len() {
             let (since, limit) = match &self.servers[index].phase {
                 Phase::Dialing { since } => (Some(*since), self.lease.max(MIN_DIAL)),
-                Phase::Open(session) => (self.waiting_since(index, session), self.lease),
+                Phase::Open(session) => (self.waiting_since(index, session), self.dead_after()),
                 Phase::Down { .. } | Phase::Double => (None, self.lease),
             };
             if since.is_some_and(|since| now.saturating_duration_since(since) > limit) {
@@ -115,6 +116,10 @@ impl Core {
                 );
             }
         }
+    }
+
+    fn dead_after(&self) -> Duration {
+        self.lease / 2
     }
 
     /// Oldest request without an answer on this connection, the one to be served included.
@@ -180,7 +185,6 @@ impl Core {
             // Only the first login of a connection is answered; what follows a later one is.
             session.accepted = session.logged_in_once;
             session.login_sent = (!session.logged_in_once).then_some(now);
-            session.login_weight = weight;
             let login = Login {
                 group: self.config.group.clone(),
                 client: self.config.client.clone(),
@@ -396,7 +400,7 @@ impl Core {
         Some(self.last_seq)
     }
 
-    fn tell_wishes(&mut self, permit: &Permit) {
+    fn tell_wishes(&mut self, permit: &Permit, now: Instant) {
         let Some(attachment) = self
             .attachment
             .as_mut()
@@ -421,6 +425,8 @@ impl Core {
         attachment.said.drain = drain.or(attachment.said.drain);
         if weight.is_some() || drain.is_some() {
             attachment.said_after = self.last_seq;
+            // Its answer says that this was heard.
+            attachment.heartbeat_at = now;
             self.send(
                 server,
                 ClientMessage::Update {

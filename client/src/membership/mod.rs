@@ -274,16 +274,12 @@ impl Core {
                 let own = permit
                     .holding()
                     .is_some_and(|holding| holding.membership == membership);
-                if let Some(attachment) = self.attachment.as_mut().filter(|_| own) {
-                    if attachment.server == from {
-                        self.pulls.answered = self.pulls.sent;
-                    }
-                    if permit.told(membership, epoch, share) {
-                        attachment.heartbeat_at = now;
-                    }
-                } else {
-                    permit.told(membership, epoch, share);
+                let attached = self.attachment.as_ref();
+                if own && attached.is_some_and(|attachment| attachment.server == from) {
+                    self.pulls.answered = self.pulls.sent;
                 }
+                // The release that answers it says what was taken; the lease needs no heartbeat for it.
+                permit.told(membership, epoch, share);
             }
             ServerMessage::Alive {
                 membership,
@@ -382,6 +378,7 @@ impl Core {
         attachment.welcomed = true;
         attachment.heartbeat_at = now;
         attachment.released = None;
+        // Also for a new membership: an earlier login of this incarnation may have made it.
         attachment.said = Wishes::default();
         self.pulls.sent = self.pulls.wanted;
         self.pulls.answered = self.pulls.wanted;
@@ -394,9 +391,6 @@ impl Core {
             };
             if index == from {
                 session.attach_backoff = FIRST_DELAY;
-                if welcomed == Welcomed::New {
-                    attachment.said.weight = Some(session.login_weight);
-                }
             } else if welcomed == Welcomed::New {
                 // The standby connections carry the membership from now on.
                 session.login_due = Some(now);

@@ -82,8 +82,6 @@ pub(super) struct Session {
     pub(super) accepted: bool,
     /// Whether any was: then the connection is kept alive by pings.
     pub(super) logged_in_once: bool,
-    /// What the last login said.
-    pub(super) login_weight: u32,
     pub(super) serving: Serving,
     /// When it said how it serves.
     pub(super) announced: Instant,
@@ -104,7 +102,6 @@ impl Session {
             login_sent: None,
             accepted: false,
             logged_in_once: false,
-            login_weight: 0,
             serving: Serving::None,
             announced: now,
             unanswered: BTreeMap::new(),

@@ -31,7 +31,8 @@ pub enum Database {
 impl Database {
     /// Connects, with at most `connections` connections at a time; a consumer itself needs two.
     ///
-    /// Sessions of MariaDB and MySQL keep the server's time zone, and read what is committed (READ COMMITTED); SQLite
+    /// PostgreSQL plans each statement once (`plan_cache_mode`), so that statistics which are old, after many tasks
+    /// were added say, do not turn a page into a sort of the whole table. Sessions of MariaDB and MySQL keep the server's time zone, and read what is committed (READ COMMITTED); SQLite
     /// writes ahead (WAL), waits 20 seconds for a lock, and creates the file only if the URL says
     /// `?mode=rwc`.
     ///
@@ -42,7 +43,15 @@ impl Database {
         match scheme {
             "postgres" | "postgresql" => {
                 let options = PgConnectOptions::from_str(url)?.application_name("skyschedule");
-                let pool = sized(PgPoolOptions::new(), connections);
+                let pool =
+                    sized(PgPoolOptions::new(), connections).after_connect(|connection, _| {
+                        Box::pin(async move {
+                            let query = "SET plan_cache_mode = force_generic_plan";
+                            // A server that does not know it plans as it always did.
+                            let _ = connection.execute(query).await;
+                            Ok(())
+                        })
+                    });
                 Ok(Self::Postgres(pool.connect_with(options).await?))
             }
             "mysql" | "mariadb" => {
@@ -75,6 +84,8 @@ fn sized<D: sqlx::Database>(options: PoolOptions<D>, connections: u32) -> PoolOp
     options
         .max_connections(connections.max(2))
         .acquire_timeout(PATIENCE)
+        // A lost connection fails a statement, which is tried again; a test is one more way to the database each time.
+        .test_before_acquire(false)
 }
 
 impl From<PgPool> for Database {

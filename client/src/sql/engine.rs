@@ -31,6 +31,9 @@ const SET_ASIDE: Duration = Duration::from_secs(60);
 /// Most rows that are left alone at a time.
 const MAX_SET_ASIDE: usize = 10_000;
 
+/// How long half a batch, or what others wait for, may wait to be marked: fast handlers get one mark for a whole batch.
+const MARK_SOON: Duration = Duration::from_millis(2);
+
 /// How long a consumer that stops tries to mark what it has executed.
 const LAST_MARKS: Duration = Duration::from_secs(30);
 
@@ -428,19 +431,15 @@ where
         if self.marking.is_some() || self.finished.is_empty() || self.trouble.lasts(now) {
             return;
         }
-        let last = self.queue.is_empty() && self.running.is_empty();
-        let many = self.finished.len() >= self.settings.batch.div_ceil(2);
-        let full = self.unmarked() >= self.settings.batch;
-        let old = self
-            .finished
-            .first()
-            .is_some_and(|first| now >= first.at + self.settings.mark_within);
+        // Nothing that runs could be added.
+        let complete = self.running.is_empty() || self.finished.len() >= self.settings.batch;
+        let old = self.mark_at().is_some_and(|at| now >= at);
         // Another client may be waiting for these rows.
         let moving = self
             .finished
             .iter()
             .any(|one| share.epoch != Some(one.guard.epoch()));
-        if !(last || many || full || old || moving || self.stopping.is_some()) {
+        if !(complete || old || moving || self.stopping.is_some()) {
             return;
         }
         let finished = std::mem::take(&mut self.finished);
@@ -454,6 +453,18 @@ where
             };
             (finished, marked)
         }));
+    }
+
+    /// When what is finished has waited for long enough.
+    fn mark_at(&self) -> Option<Instant> {
+        let half = self.finished.len() >= self.settings.batch.div_ceil(2);
+        let holds_up = self.unmarked() >= self.settings.batch;
+        let wait = if half || holds_up {
+            self.settings.mark_within.min(MARK_SOON)
+        } else {
+            self.settings.mark_within
+        };
+        Some(self.finished.first()?.at + wait)
     }
 
     fn take_marked(&mut self, mut finished: Vec<Finished>, marked: MarkResult) {
@@ -574,10 +585,10 @@ where
         if self.fetching.is_none() && self.stopping.is_none() && now < self.next_poll {
             wake = wake.min(self.next_poll);
         }
-        if let Some(first) = self.finished.first()
+        if let Some(at) = self.mark_at()
             && self.marking.is_none()
         {
-            wake = wake.min(first.at + self.settings.mark_within);
+            wake = wake.min(at);
         }
         wake
     }

@@ -146,7 +146,7 @@ impl Statements {
             conditions.push(self.behind(&id, &due, cursor, &mut binds));
         }
         if let Some(own) = rows.predicate_for(self.dialect, &id, self.schema.key.kind()) {
-            conditions.push(own);
+            conditions.push(self.opaque(own));
         }
         let text = format!(
             "SELECT {} FROM {} AS t WHERE {} ORDER BY {due}, {id} LIMIT {}",
@@ -233,10 +233,8 @@ impl Statements {
             }
         };
         let keys = self.is_one_of(&column(&self.table.id), keys, &mut binds);
-        let text = format!(
-            "{change} WHERE {keys} AND {status} = {}{unchanged}",
-            literal(&self.table.new)
-        );
+        let is_new = self.opaque(format!("{status} = {}", literal(&self.table.new)));
+        let text = format!("{change} WHERE {keys} AND {is_new}{unchanged}");
         let statement = Statement::new(text, binds.values);
         if lasting {
             statement
@@ -322,6 +320,15 @@ impl Statements {
             let time = time(binds);
             let key = self.bound_key(&cursor.key, binds);
             format!("({due}, {id}) > ({time}, {key})")
+        }
+    }
+
+    /// A condition by which no index is to be chosen, nor left: PostgreSQL takes `id % 3 = 0` for one row in 200, and a
+    /// partial index on new rows, where its statistics are old, for smaller than a list of keys.
+    fn opaque(&self, condition: String) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("CASE WHEN {condition} THEN TRUE ELSE FALSE END"),
+            Dialect::MySql | Dialect::Sqlite => condition,
         }
     }
 
@@ -463,7 +470,8 @@ mod tests {
             condition(&page(Dialect::Postgres)),
             "t.\"status\" = 0 AND t.\"task_time\" <= now() \
              AND (t.\"task_time\", t.\"id\") > (CAST($1 AS timestamptz), $2) \
-             AND ((t.\"id\" % 3) + 3) % 3 = 0 ORDER BY t.\"task_time\", t.\"id\" LIMIT $3"
+             AND CASE WHEN ((t.\"id\" % 3) + 3) % 3 = 0 THEN TRUE ELSE FALSE END \
+             ORDER BY t.\"task_time\", t.\"id\" LIMIT $3"
         );
         let mysql = page(Dialect::MySql);
         assert_eq!(
@@ -518,7 +526,8 @@ mod tests {
         let done = mark(Dialect::Postgres, Mark::Done);
         assert_eq!(
             done.text,
-            "UPDATE \"t\" SET \"status\" = 1 WHERE \"id\" = ANY($1) AND \"status\" = 0"
+            "UPDATE \"t\" SET \"status\" = 1 WHERE \"id\" = ANY($1) \
+             AND CASE WHEN \"status\" = 0 THEN TRUE ELSE FALSE END"
         );
         let done = mark(Dialect::MySql, Mark::Done);
         assert_eq!(
@@ -534,7 +543,7 @@ mod tests {
         assert!(
             again
                 .text
-                .ends_with("AND \"status\" = 0 AND COALESCE(\"attempts\", 0) = 1")
+                .ends_with("FALSE END AND COALESCE(\"attempts\", 0) = 1")
         );
         assert!(!again.lasting);
     }

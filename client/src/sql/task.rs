@@ -2,9 +2,12 @@
 
 use std::any::Any;
 use std::fmt::Display;
+use std::future::poll_fn;
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -125,7 +128,8 @@ pub(super) async fn execute<R, H: Handler<R>>(
     task: Task<R>,
     limit: Option<Duration>,
 ) -> Outcome {
-    let revoked = task.revoked();
+    let guard = Arc::clone(&task.guard);
+    let mut revoked = pin!(guard.revoked());
     // The call itself is inside: what it does before its first wait may panic too.
     let work = AssertUnwindSafe(async move { handler.handle(task).await }).catch_unwind();
     let limited = async {
@@ -136,15 +140,24 @@ pub(super) async fn execute<R, H: Handler<R>>(
             None => Ok(work.await),
         }
     };
-    tokio::select! {
-        biased;
-        ended = limited => match ended {
-            Ok(Ok(Ok(()))) => Outcome::Done,
-            Ok(Ok(Err(error))) => Outcome::Failed(Failure::Error(error)),
-            Ok(Err(panic)) => Outcome::Failed(Failure::Panic(text_of(panic.as_ref()))),
-            Err(timeout) => Outcome::Failed(timeout),
-        },
-        () = revoked => Outcome::Interrupted,
+    let mut limited = pin!(limited);
+    // Whether the row is revoked is asked before each step of the handler, by the clock: a process that stood
+    // still must not go on with a row that is another's by now.
+    let ended = poll_fn(|context| {
+        if guard.is_revoked() {
+            return Poll::Ready(None);
+        }
+        match limited.as_mut().poll(context) {
+            Poll::Ready(ended) => Poll::Ready(Some(ended)),
+            Poll::Pending => revoked.as_mut().poll(context).map(|()| None),
+        }
+    });
+    match ended.await {
+        None => Outcome::Interrupted,
+        Some(Ok(Ok(Ok(())))) => Outcome::Done,
+        Some(Ok(Ok(Err(error)))) => Outcome::Failed(Failure::Error(error)),
+        Some(Ok(Err(panic))) => Outcome::Failed(Failure::Panic(text_of(panic.as_ref()))),
+        Some(Err(timeout)) => Outcome::Failed(timeout),
     }
 }
 

@@ -39,6 +39,12 @@ pub async fn sleep_until(deadline: Instant) {
     }
 }
 
+/// Waits for about `duration`: it may be over early, and after a suspend it is late by the time of that. For
+/// those of which there are many, and who look at the clock when it is over.
+pub async fn sleep_roughly(duration: Duration) {
+    world::timer(duration).await;
+}
+
 /// What `future` yields, if it does so within `limit`; otherwise it is dropped.
 pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
     timeout_at(now() + limit, future).await

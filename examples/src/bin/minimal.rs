@@ -1,7 +1,5 @@
 //! The smallest consumer: works through its share of `task_info` until Ctrl-C.
 
-use std::error::Error;
-
 use skyschedule_client::Client;
 use skyschedule_client::sql::{self, Table, Task};
 
@@ -12,23 +10,17 @@ async fn work(task: Task<(i64, Option<String>)>) -> Result<(), String> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
-    let client = Client::builder()
-        .servers(["127.0.0.1:9991"])
-        .group("1000")
-        .credentials("moon", "walker")
-        .connect()
-        .await?;
+    let client = Client::builder().servers(["127.0.0.1:9991"]).group("1000");
+    let client = client.credentials("moon", "walker").connect().await?;
     let table = Table::new("task_info").columns(["id", "task_data"]);
-    let consumer = sql::consumer(&client, table)
-        .connect("sqlite://tasks.db")
-        .await?;
+    let consumer = sql::consumer(&client, table);
+    let consumer = consumer.connect("sqlite://tasks.db").await?;
     let stopper = consumer.stopper();
-    tokio::select! {
-        _ = consumer.run(work) => {}
-        _ = tokio::signal::ctrl_c() => stopper.stop(),
-    }
-    client.close().await?; // what runs is finished; then others have its rows
-    Ok(())
+    let stop = async { tokio::signal::ctrl_c().await.map(|()| stopper.stop()) };
+    let (counted, asked) = tokio::join!(consumer.run(work), stop);
+    tracing::info!(done = counted.done, "what ran is finished and marked");
+    client.close().await?; // now others have its rows
+    Ok(asked?)
 }

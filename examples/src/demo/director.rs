@@ -261,6 +261,11 @@ impl Play {
     }
 
     fn renumbered(&mut self, total: u32, epoch: String, now: Instant) {
+        let alive = self.alive();
+        if total == 0 || alive == 0 {
+            // A group without members, when it is made or after a kill: nobody was numbered.
+            return;
+        }
         let (cause, since) = self.cause;
         let took_ms = millis(now.saturating_duration_since(since));
         self.story.renumberings.push(Renumbering {
@@ -270,11 +275,6 @@ impl Play {
             epoch,
         });
         let took = shown(took_ms);
-        let alive = self
-            .clients
-            .iter()
-            .filter(|client| client.is_alive())
-            .count();
         match cause {
             Cause::Start => return,
             Cause::Killed => {
@@ -282,7 +282,6 @@ impl Play {
                     kill.renumbered_ms = Some(took_ms);
                 }
                 let owners = match alive {
-                    0 => "its rows wait for the next consumer".to_owned(),
                     1 => "the other one has all rows".to_owned(),
                     _ => format!("the other {alive} share all rows"),
                 };
@@ -350,11 +349,7 @@ impl Play {
             return;
         }
         let all = u64::from(self.d.options.tasks);
-        let alive = self
-            .clients
-            .iter()
-            .filter(|client| client.is_alive())
-            .count();
+        let alive = self.alive();
         match self.script.due(self.done, all, alive) {
             Some(Act::Kill) => self.kill_one(),
             Some(Act::Join) => self.start_consumer(),
@@ -476,6 +471,14 @@ impl Play {
             }
             Err(_) => {}
         }
+    }
+
+    /// How many consumers there are that were not killed.
+    fn alive(&self) -> usize {
+        self.clients
+            .iter()
+            .filter(|client| client.is_alive())
+            .count()
     }
 
     fn executed(&self) -> u64 {

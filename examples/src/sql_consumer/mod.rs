@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skyschedule_client::sql::{self, AnyBacklog, Database, Stopper, Task};
-use skyschedule_client::{Client, ConnectError, NoGoodbye};
+use skyschedule_client::{Client, ConnectError};
 use skyschedule_common::env;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -48,8 +48,6 @@ enum Failure {
     Ledger(#[from] LedgerError),
     #[error("signals cannot be received: {0}")]
     Signals(io::Error),
-    #[error("{0}")]
-    Goodbye(#[from] NoGoodbye),
 }
 
 /// Runs the command to its end.
@@ -87,11 +85,21 @@ async fn work(options: Options) -> Result<(), Failure> {
 
     let client = connect(&options).await?;
     env::spawn(show_shares(client.clone()));
+    let consumed = consume(&options, database, &client).await;
+    // Also after a failure: nobody must wait for the lease of a consumer that does not work.
+    if let Err(unheard) = client.close().await {
+        // All the same everything is finished and marked.
+        tracing::warn!("{unheard}");
+    }
+    consumed
+}
+
+async fn consume(options: &Options, database: Database, client: &Client) -> Result<(), Failure> {
     let mut table = options.table.described().columns(["task_data"]);
     if let Some(zone) = &options.time_zone {
         table = table.time_zone(zone);
     }
-    let consumer = sql::consumer(&client, table)
+    let consumer = sql::consumer(client, table)
         .batch(options.batch)
         .concurrency(options.concurrency)
         .on_any(database.clone())
@@ -127,7 +135,7 @@ async fn work(options: Options) -> Result<(), Failure> {
         polls = metrics.polls,
         "stopped"
     );
-    Ok(client.close().await?)
+    Ok(())
 }
 
 async fn connect(options: &Options) -> Result<Client, Failure> {
@@ -185,8 +193,9 @@ fn stop_when_asked(stopper: Stopper) -> Result<(), Failure> {
             if asked > 1 {
                 std::process::exit(1);
             }
-            tracing::info!("stops when what runs is finished");
+            // First: whoever reads the log may not.
             stopper.stop();
+            tracing::info!("stops when what runs is finished");
         }
     });
     Ok(())

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use skyschedule_common::ids::{ClientId, GroupName};
@@ -48,7 +49,11 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
         "drain" => {
             let client = matches.get_one::<ClientId>("client");
             let client = client.map(ClientId::as_str).unwrap_or_default();
-            let path = format!("api/v1/groups/{}/members/{client}/drain", group(matches));
+            let path = format!(
+                "api/v1/groups/{}/members/{}/drain",
+                group(matches),
+                segment(client)
+            );
             let member = server.post(&path)?;
             if json {
                 pretty(&member)
@@ -212,4 +217,29 @@ fn pretty(value: &Value) -> String {
         .map_err(io::Error::from)
         .map(|text| text + "\n")
         .unwrap_or_default()
+}
+
+/// A name as one segment of a path: whatever it holds, it means nothing there.
+fn segment(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_id_means_nothing_within_a_path() {
+        assert_eq!(segment("pod-1"), "pod%2D1");
+        for id in ["y/drain?", "a%2fb", "..", "\"<`#"] {
+            let encoded = segment(id);
+            assert!(
+                encoded
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'%'),
+                "{encoded}"
+            );
+        }
+        assert_eq!(segment("a%2fb"), "a%252fb");
+    }
 }

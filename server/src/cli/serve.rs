@@ -23,7 +23,7 @@ pub(super) fn serve(matches: &ArgMatches) -> Result<(), Failure> {
         print(&loaded.print());
         return Ok(());
     }
-    logs::start(loaded.config.log_format)?;
+    let _logs = logs::start(loaded.config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

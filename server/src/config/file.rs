@@ -38,8 +38,12 @@ pub(super) fn parse(path: &Path, problems: &mut Vec<String>) -> Content {
     let table = sources::read(path)
         .map_err(|error| format!("{shown}: cannot be read: {error}"))
         .and_then(|text| {
-            text.parse::<Table>()
-                .map_err(|error| format!("{shown}: is no TOML: {}", error.to_string().trim_end()))
+            text.parse::<Table>().map_err(|error| {
+                // Its own text quotes the line, which may hold a secret.
+                let before = error.span().and_then(|span| text.get(..span.start));
+                let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+                format!("{shown}: line {line}: is no TOML: {}", error.message())
+            })
         });
     let table = match table {
         Ok(table) => table,

@@ -12,9 +12,10 @@ use skyschedule_common::protocol::messages::{
 };
 
 use super::leases::Heartbeat;
+use super::track::server_lease;
 use super::{Coordinator, PendingJoin};
 use crate::session::{ConnectionId, LoggedIn, Outbox};
-use crate::state::{Joining, Update};
+use crate::state::{Joining, Settings, Update};
 use crate::view::ServerEvent;
 
 /// A client whose id is in use asks again at least this often.
@@ -352,21 +353,12 @@ impl Coordinator {
             self.put_off(id, group, &login, delay);
             return;
         }
-        if let Some(until) = self.empty_until.filter(|until| *until > now) {
-            let exclusive = self.consensus.read(|state| {
-                let present = state.group(group).map(|group| group.settings().consistency);
-                present.or(login.consistency) == Some(Consistency::Exclusive)
-            });
-            if exclusive {
-                let text = "the server started without any memory, and waits for one lease before it gives out rows of an exclusive group";
-                let refusal = Refusal::new(
-                    Code::BACK_OFF,
-                    text,
-                    Some(until.saturating_duration_since(now)),
-                );
-                self.send(id, ServerMessage::Wait(refusal));
-                return;
-            }
+        if let Some(wait) = self.wait_for_the_forgotten(group, login.consistency, now) {
+            let text = "the server started without any member of this exclusive group in its memory, and waits for one \
+                        lease before it gives out rows, since members that it has forgotten may work";
+            let refusal = Refusal::new(Code::BACK_OFF, text, Some(wait));
+            self.send(id, ServerMessage::Wait(refusal));
+            return;
         }
         let key = (group.clone(), login.client.clone());
         let pending = PendingJoin {
@@ -396,6 +388,26 @@ impl Coordinator {
             weight,
             consistency,
         });
+    }
+
+    /// Rule L16: memory that was lost may have been filled again by settings, or by what other clients knew, and the
+    /// server may have been restarted since. Only members, who waited themselves, show that nobody else has a lease.
+    fn wait_for_the_forgotten(
+        &self,
+        group: &GroupName,
+        wanted: Option<Consistency>,
+        now: Instant,
+    ) -> Option<Duration> {
+        let (consistency, lease, is_empty) = self.consensus.read(|state| {
+            let known = state.group(group);
+            known.map_or((wanted, Settings::default().base_lease(), true), |group| {
+                let consistency = Some(group.settings().consistency);
+                (consistency, group.lease(), group.members().is_empty())
+            })
+        });
+        let left = (self.ready_at + server_lease(lease)).saturating_duration_since(now);
+        let waits = consistency == Some(Consistency::Exclusive) && is_empty && !left.is_zero();
+        waits.then_some(left)
     }
 
     fn wait_for_id(&mut self, id: ConnectionId, retry_after: Duration) {
@@ -435,9 +447,9 @@ impl Coordinator {
         let group = connection.login.group.clone();
         let Login { client, .. } = &connection.login;
         let (next, newest) = self.consensus.read(|state| {
-            state
-                .group(&group)
-                .map_or((1, Epoch::ZERO), |group| (group.next_membership(), group.epoch()))
+            state.group(&group).map_or((1, Epoch::ZERO), |group| {
+                (group.next_membership(), group.epoch())
+            })
         });
         // Another client may have been first to show that the state was lost, and have known less.
         let is_known = membership.number < next && epoch.quorum <= newest.quorum;

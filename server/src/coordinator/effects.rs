@@ -222,6 +222,74 @@ impl Coordinator {
         }
     }
 
+<<<<<<< HEAD
+=======
+    /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.
+    fn become_ready(&mut self, now: Instant) {
+        self.ready = true;
+        self.metrics.leader(true);
+        self.timers.clear();
+        self.groups.clear();
+        let (members, waiting, vacancies) = self.consensus.read(|state| {
+            let mut members = Vec::new();
+            let mut vacancies = Vec::new();
+            let mut waiting = Vec::new();
+            for (name, group) in state.groups() {
+                waiting.push((name.clone(), group.in_handover()));
+                for (number, member) in group.members() {
+                    members.push((name.clone(), *number, group.lease(), member.has_released()));
+                }
+                for (client, vacancy) in group.vacancies() {
+                    vacancies.push((
+                        name.clone(),
+                        client.clone(),
+                        vacancy.member,
+                        group.settings().rejoin_grace,
+                    ));
+                }
+            }
+            (members, waiting, vacancies)
+        });
+        self.ready_at = now;
+        for (name, number, lease, released) in members {
+            let track = self.groups.entry(name.clone()).or_default();
+            let mut member = MemberTrack::new(now, lease);
+            if broken(Rule::L3) {
+                member.deadline = now;
+            }
+            if !released {
+                member.asked = Some(now);
+                track.awaiting.insert(number);
+            }
+            self.timers.set(member.deadline, Timer::Lease(name, number));
+            track.unseen.insert(number);
+            track.members.insert(number, member);
+        }
+        for (name, client, member, grace) in vacancies {
+            self.timers
+                .set(now + grace.duration(), Timer::Vacate(name, client, member));
+        }
+        for (name, in_handover) in waiting {
+            if in_handover {
+                self.groups.entry(name.clone()).or_default().handover_began = Some(now);
+            }
+            self.follow_up(&name, now);
+        }
+        let mode = self.serving();
+        let ids: Vec<_> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.send(id, ServerMessage::Serving { mode, hint: None });
+        }
+        self.handle.publish(ServerEvent::Leader {
+            replica_id: self.identity.replica_id,
+        });
+        tracing::info!(
+            replica = self.identity.replica_id,
+            "leads, and serves clients"
+        );
+    }
+
+>>>>>>> main
     fn parted(
         &mut self,
         group: &GroupName,
@@ -239,9 +307,9 @@ impl Coordinator {
         let tracked = track.members.remove(&number);
         let joined = tracked.as_ref().and_then(|member| member.joined);
         let attached = tracked.and_then(|member| member.attached);
-        track.short_lives.count(joined, now);
         if how == Parting::Dead {
             track.deaths.count(client, now);
+            track.short_lives.count(joined, now);
         }
         if vacant {
             let grace = self.consensus.read(|state| {
@@ -317,7 +385,10 @@ impl Coordinator {
             .take()
             .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
         let distance = track.short_lives.distance(took, now);
-        track.not_before = settle.map(|settle| now + settle.duration().max(distance));
+        // A dead member's rows, given out meanwhile, do not bring the next barrier nearer.
+        track.not_before = settle
+            .map(|settle| now + settle.duration().max(distance))
+            .map(|at| track.not_before.map_or(at, |before| before.max(at)));
         tracing::info!(%group, total, %epoch, took_ms = took.as_millis(), "renumbered");
         self.metrics.handover(group, took);
         self.handle.publish(ServerEvent::Renumbered {

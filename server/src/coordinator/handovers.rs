@@ -31,6 +31,10 @@ impl Coordinator {
         let Some(track) = self.groups.get_mut(group) else {
             return;
         };
+        // Rule L17: whoever answers a share has taken it, as a heartbeat would say later.
+        if told == Some(epoch) {
+            track.unseen.remove(&number);
+        }
         // Rule L10: it answers exactly what is told. The core checks that again.
         if told != Some(epoch) && !broken(Rule::L10) {
             return;

@@ -36,6 +36,10 @@ use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
+<<<<<<< HEAD
+=======
+use skyschedule_common::protocol::messages::{Numbering, ServerMessage, Serving};
+>>>>>>> main
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use handle::{AskError, ConfigureError, Handle};
@@ -80,6 +84,7 @@ pub(crate) struct Coordinator {
     handle: Handle,
     metrics: Metrics,
 
+<<<<<<< HEAD
     /// Who leads, as far as this replica knows.
     leadership: watch::Receiver<Leadership>,
     /// The leadership of this replica whose own entry is applied (rule L1).
@@ -89,6 +94,12 @@ pub(crate) struct Coordinator {
     reports: Reports,
     /// No exclusive group gives anything out before (rule L16).
     empty_until: Option<Instant>,
+=======
+    /// This leadership's own entry is applied (rule L1).
+    ready: bool,
+    /// Since when it may act. An exclusive group without members gives nothing out for a lease from then on (rule L16).
+    ready_at: Instant,
+>>>>>>> main
     looked: Instant,
     connections: BTreeMap<ConnectionId, Connection>,
     groups: BTreeMap<GroupName, GroupTrack>,
@@ -144,11 +155,16 @@ impl Coordinator {
             requests,
             handle: handle.clone(),
             metrics,
+<<<<<<< HEAD
             leadership: consensus_leadership,
             ready: None,
             hint: None,
             reports: Reports::default(),
             empty_until: None,
+=======
+            ready: false,
+            ready_at: env::now(),
+>>>>>>> main
             looked: env::now(),
             connections: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -254,10 +270,18 @@ impl Coordinator {
             return;
         }
         let now = env::now();
-        let groups = &self.groups;
-        let commands = self
-            .batch
-            .take(|name| groups.get(name).is_none_or(|track| track.may_start(now)));
+        let commands = self.batch.take(|name| {
+            let Some(track) = self.groups.get(name) else {
+                return true;
+            };
+            // A barrier that ends within this batch must not be followed by the next one at once.
+            let in_barrier = track.handover_began.is_some()
+                && self.consensus.read(|state| {
+                    let group = state.group(name);
+                    group.is_some_and(|group| group.settings().numbering == Numbering::Modulo)
+                });
+            track.may_start(now) && !in_barrier
+        });
         if commands.is_empty() {
             return;
         }

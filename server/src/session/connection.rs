@@ -1,5 +1,6 @@
 //! The exchange after the login.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +41,13 @@ pub(super) async fn serve(
     let Ok(peer) = stream.peer_addr() else { return };
     let local = stream.local_addr().ok();
     let mut frames = Frames::with_capacity(stream, FrameCodec::new(), READ_BUFFER);
-    let shaking = handshake::shake(&mut frames, peer, &shared.users, &shared.throttle);
+    // Boxed: the connection shall not keep the room that its login took.
+    let shaking = Box::pin(handshake::shake(
+        &mut frames,
+        peer,
+        &shared.users,
+        &shared.throttle,
+    ));
     let login = match env::timeout(shared.limits.login_deadline, shaking).await {
         Ok(Ok(Caller::Client(login))) => login,
         Ok(Ok(Caller::Replica(hello))) => {
@@ -136,7 +143,14 @@ async fn converse(
     let mut idle_limit = FIRST_IDLE_LIMIT;
     let mut heard = env::now();
     let mut allowance = Allowance::new(heard);
+    // One timer that is left alone while messages come: there are many connections.
+    let mut silence = pin!(env::sleep_roughly(idle_limit));
+    let mut silence_limit = idle_limit;
     loop {
+        if silence_limit != idle_limit {
+            silence_limit = idle_limit;
+            silence.set(env::sleep_roughly(idle_limit));
+        }
         tokio::select! {
             biased;
             // First: one that sends without end must also be told, and closed once the coordinator drops it.
@@ -166,7 +180,8 @@ async fn converse(
                     return misbehaved(frames, connection, &what, shared).await;
                 }
                 if let ClientMessage::Ping { seq } = message {
-                    if !write(frames, ServerMessage::Pong { seq }, &mut queue, &mut idle_limit).await {
+                    let pong = Box::new(ServerMessage::Pong { seq });
+                    if !write(frames, pong, &mut queue, &mut idle_limit).await {
                         return too_slow(connection, shared);
                     }
                     continue;
@@ -176,9 +191,13 @@ async fn converse(
                     return Ending::Reset;
                 }
             }
-            () = env::sleep_until(heard + idle_limit) => {
-                tracing::info!(connection = connection.0, silent_s = idle_limit.as_secs(), "closed a silent connection");
-                return Ending::Reset;
+            () = &mut silence => {
+                let left = idle_limit.saturating_sub(heard.elapsed());
+                if left.is_zero() {
+                    tracing::info!(connection = connection.0, silent_s = idle_limit.as_secs(), "closed a silent connection");
+                    return Ending::Reset;
+                }
+                silence.set(env::sleep_roughly(left));
             }
         }
     }
@@ -187,20 +206,20 @@ async fn converse(
 /// Writes a message and all that is queued behind it; false when the client does not read.
 async fn write(
     frames: &mut Frames,
-    message: ServerMessage,
+    message: Box<ServerMessage>,
     queue: &mut mpsc::Receiver<Outgoing>,
     idle_limit: &mut Duration,
 ) -> bool {
-    let write = async {
-        frames.feed(message).await?;
+    let write = pin!(async {
+        frames.feed(*message).await?;
         while let Ok(outgoing) = queue.try_recv() {
             match outgoing {
-                Outgoing::Send(message) => frames.feed(message).await?,
+                Outgoing::Send(message) => frames.feed(*message).await?,
                 Outgoing::IdleLimit(limit) => *idle_limit = limit,
             }
         }
         frames.flush().await
-    };
+    });
     // A failed write is seen by the next read, which also says how the connection ended.
     env::timeout(WRITE_LIMIT, write).await.is_ok()
 }

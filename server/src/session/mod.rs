@@ -71,9 +71,11 @@ pub(crate) struct LoggedIn {
 }
 
 /// What a session is asked to do.
+///
+/// Small, since a queue has room for many from the beginning, and there are many queues.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    Send(ServerMessage),
+    Send(Box<ServerMessage>),
     /// Close the connection when nothing was read for so long.
     IdleLimit(Duration),
 }
@@ -94,7 +96,7 @@ impl Outbox {
 
     /// Queues a message. A session that has ended takes it and forgets it.
     pub(crate) fn send(&self, message: ServerMessage) -> Result<(), TooSlow> {
-        self.put(Outgoing::Send(message))
+        self.put(Outgoing::Send(Box::new(message)))
     }
 
     /// Sets how long the client may be silent.

@@ -1,6 +1,9 @@
 //! Rows move in two steps: their owner is told to keep only what it may keep, and what it releases is
 //! granted to the new owner. Grant follows release, an ended lease or a proven death, never hope.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::protocol::messages::{Consistency, Numbering};
@@ -29,52 +32,46 @@ impl Group {
 
     fn may_plan(&self, start: bool) -> bool {
         match (self.handover, self.settings.numbering) {
-            (None, _) => start,
+            // Where nobody works there is nobody to spare, and nobody to hand over from.
+            (None, _) => start || self.members.values().all(|member| member.held.is_empty()),
             (Some(handover), Numbering::Modulo) => !handover.granted,
             (Some(handover), Numbering::Slots(_)) => start || !handover.granted,
         }
     }
 
     /// Members and vacancies as the plan sees them, the oldest first.
-    pub(super) fn seats(&self) -> Vec<Seat> {
+    pub(super) fn seats<'a>(&'a self) -> Vec<Seat<'a>> {
+        static NOTHING: Numbers = Numbers::EMPTY;
         let same = self.planned == self.settings.numbering;
-        let present = |share: &Share| {
-            if same {
-                share.numbers().clone()
-            } else {
-                Numbers::EMPTY
-            }
-        };
-        let working = |member: &Member| {
-            if member.held.total() == member.target.total() {
-                present(&member.held)
-            } else {
-                Numbers::EMPTY
-            }
-        };
         let members = self.members.iter().map(|(&number, member)| {
-            (
-                number,
-                Seat {
-                    weight: member.effective_weight(),
-                    present: present(&member.target),
-                    working: working(member),
+            let is_working = member.held.total() == member.target.total();
+            let seat = Seat {
+                weight: member.effective_weight(),
+                present: member.target.numbers(),
+                working: if is_working {
+                    member.held.numbers()
+                } else {
+                    &NOTHING
                 },
-            )
+            };
+            (number, seat)
         });
         let vacancies = self.vacancies.values().map(|vacancy| {
-            (
-                vacancy.member,
-                Seat {
-                    weight: vacancy.weight,
-                    present: present(&vacancy.target),
-                    working: Numbers::EMPTY,
-                },
-            )
+            let seat = Seat {
+                weight: vacancy.weight,
+                present: vacancy.target.numbers(),
+                working: &NOTHING,
+            };
+            (vacancy.member, seat)
         });
-        let mut seats: Vec<(u64, Seat)> = members.chain(vacancies).collect();
+        let mut seats: Vec<(u64, Seat<'a>)> = members.chain(vacancies).collect();
         seats.sort_by_key(|(number, _)| *number);
-        seats.into_iter().map(|(_, seat)| seat).collect()
+        let seat = |(_, seat): (u64, Seat<'a>)| Seat {
+            present: if same { seat.present } else { &NOTHING },
+            working: if same { seat.working } else { &NOTHING },
+            ..seat
+        };
+        seats.into_iter().map(seat).collect()
     }
 
     fn make_targets(&mut self) {
@@ -103,28 +100,36 @@ impl Group {
     /// Nobody is promised these rows any more. Unless a plan is made at once, they go to the live members
     /// with the fewest, under the present total, until the next plan.
     pub(super) fn free(&mut self, shares: &[Share], start: bool) {
-        if shares.iter().all(Share::is_empty) {
+        let shares = || shares.iter().filter(|share| !share.is_empty());
+        // Targets that are not empty have one total.
+        let Some(total) = shares().map(Share::total).next() else {
             return;
-        }
+        };
         self.outdated = true;
         if self.may_plan(start) {
             return;
         }
         let most = self.settings.max_slots.map_or(u64::MAX, u64::from);
-        for share in shares {
-            let receiver = self
-                .members
-                .values_mut()
-                .filter(|member| {
-                    member.effective_weight() > 0 && member.target.total() == share.total()
-                })
-                .min_by_key(|member| member.target.numbers().len());
-            if let Some(member) = receiver {
+        let receivers = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.effective_weight() > 0 && member.target.total() == total);
+        // The one with the fewest first, of these the oldest.
+        let mut receivers: BinaryHeap<Reverse<(u64, u64)>> = receivers
+            .map(|(&number, member)| Reverse((member.target.numbers().len(), number)))
+            .collect();
+        for share in shares() {
+            let Some(mut first) = receivers.peek_mut() else {
+                return;
+            };
+            let Reverse((owned, number)) = &mut *first;
+            if let Some(member) = self.members.get_mut(number) {
                 let present = member.target.numbers();
-                let room = most.saturating_sub(present.len());
+                let room = most.saturating_sub(*owned);
                 let numbers = present.union(&plan::first_n(share.numbers(), room));
+                *owned = numbers.len();
                 member.target =
-                    Share::new(share.total(), numbers).unwrap_or_else(|_| member.target.clone());
+                    Share::new(total, numbers).unwrap_or_else(|_| member.target.clone());
             }
         }
     }
@@ -179,28 +184,31 @@ impl Group {
 
     /// Shrinks, then grants, whatever can be shrunk and granted now; ends the handover when all is done.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) {
-        if self.members.values().all(Member::is_settled) {
-            self.end(events);
-            return;
-        }
         let numbering = self.planned;
-        for (&number, member) in &mut self.members {
+        let totals = self.members.values().map(|member| member.target.total());
+        let total = totals.max().unwrap_or(0);
+        // A large group is looked through once: those that have what they should have need and hinder nothing.
+        let moving = self.members.iter_mut();
+        let mut moving: Vec<(u64, &mut Member)> = moving
+            .filter(|(_, member)| !member.is_settled())
+            .map(|(&number, member)| (number, member))
+            .collect();
+        for (number, member) in &mut moving {
             if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
                 let keeps = match numbering {
                     Numbering::Modulo => Share::none_of(member.target.total()),
                     Numbering::Slots(_) => member.held.retained(&member.target),
                 };
-                tell(&mut self.counter, number, member, keeps, events);
+                tell(&mut self.counter, *number, member, keeps, events);
             }
         }
         // Targets are disjoint, and have one total: only rows that are held outside their holder's own
         // target can be in the way.
-        let members = self.members.values();
-        let total = members.clone().map(|member| member.target.total()).max();
-        let outside = members.filter(|member| !member.held.is_within(&member.target));
-        let obstacles = Obstacles::new(total.unwrap_or(0), outside.map(|member| &member.held));
+        let outside = moving.iter().map(|(_, member)| &**member);
+        let outside = outside.filter(|member| !member.held.is_within(&member.target));
+        let obstacles = Obstacles::new(total, outside.map(|member| &member.held));
         let mut granted = false;
-        for (&number, member) in &mut self.members {
+        for (number, member) in &mut moving {
             if member.fenced
                 || member.told == member.target
                 || !(member.has_released() || broken(Rule::L11))
@@ -220,20 +228,18 @@ impl Group {
             if grows && free != member.told {
                 granted |= !free.is_empty();
                 member.held = free.clone();
-                tell(&mut self.counter, number, member, free, events);
+                tell(&mut self.counter, *number, member, free, events);
             }
         }
+        let mut waiting = moving.iter().filter(|(_, member)| !member.is_settled());
+        let is_over = waiting.clone().next().is_none();
         if let Some(handover) = &mut self.handover {
             handover.granted |= granted;
-        } else if self
-            .members
-            .values()
-            .any(|member| !member.fenced && !member.is_settled())
-        {
+        } else if waiting.any(|(_, member)| !member.fenced) {
             self.handover = Some(Handover { granted });
             events.push(Event::HandoverStarted);
         }
-        if self.members.values().all(|member| member.is_settled()) {
+        if is_over {
             self.end(events);
         }
     }

@@ -92,15 +92,17 @@ pub(crate) fn memory(pid: u32) -> Result<u64> {
     Ok(kib.ok_or("no VmRSS")?.parse::<u64>()? * 1_024)
 }
 
-/// Time that the processors worked for a process.
+/// Time that the processors worked for a process, those threads left out that have ended.
 pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name, in parentheses, may hold spaces.
-    let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-    let per_second = rustix::param::clock_ticks_per_second();
-    Ok(Duration::from_secs(ticks) / u32::try_from(per_second)?)
+    let mut sum = Duration::ZERO;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end meanwhile.
+        if let Ok(stat) = std::fs::read_to_string(thread?.path().join("schedstat")) {
+            let nanos = stat.split_whitespace().next().ok_or("no time")?;
+            sum += Duration::from_nanos(nanos.parse()?);
+        }
+    }
+    Ok(sum)
 }
 
 /// The child's side: carries out commands, given as words, until stdin ends.

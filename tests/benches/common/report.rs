@@ -23,6 +23,12 @@ impl Samples {
         self.0.push(took.as_secs_f64() * 1_000.0);
     }
 
+    /// Figures that are counts.
+    #[allow(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(crate) fn counts(counts: &[u64]) -> Self {
+        Self(counts.iter().map(|count| *count as f64).collect())
+    }
+
     /// A single figure.
     pub(crate) fn one(value: f64) -> Self {
         Self(vec![value])
@@ -65,16 +71,6 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// A figure without a yardstick.
-    pub(crate) fn plain(what: String, unit: &'static str, value: f64) -> Self {
-        Self {
-            what,
-            unit,
-            ours: Samples::one(value),
-            yardstick: None,
-        }
-    }
-
     fn ratio(&self) -> Option<f64> {
         let yardstick = self.yardstick.as_ref()?.samples.median();
         (yardstick > 0.0).then(|| self.ours.median() / yardstick)

@@ -21,13 +21,10 @@
     reason = "the yardsticks are bare tokio and nothing else"
 )]
 
+mod bare;
 #[path = "../common/mod.rs"]
 mod common;
-mod frame;
-mod members;
-mod newcomer;
 mod run;
-mod server;
 
 use std::path::PathBuf;
 
@@ -65,12 +62,12 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["server", folder] => many_threads()?.block_on(server::real(folder)),
-        ["bare-server", folder] => many_threads()?.block_on(server::bare(folder)),
-        ["echo-bytes"] => many_threads()?.block_on(server::echo(false)),
-        ["echo-frames"] => many_threads()?.block_on(server::echo(true)),
-        ["members", server] => one_thread()?.block_on(members::real(server)),
-        ["bare-members", server] => one_thread()?.block_on(members::bare(server)),
+        ["server", folder] => many_threads()?.block_on(common::server::serve(folder)),
+        ["bare-server", folder] => many_threads()?.block_on(bare::serve(folder)),
+        ["echo-bytes"] => many_threads()?.block_on(bare::echo(false)),
+        ["echo-frames"] => many_threads()?.block_on(bare::echo(true)),
+        ["members", server] => one_thread()?.block_on(common::members::run(server)),
+        ["bare-members", server] => one_thread()?.block_on(bare::members(server)),
         _ => {
             let options = Options::parse();
             let mut report = Report::default();

@@ -7,13 +7,17 @@ use tempfile::TempDir;
 
 use crate::Options;
 use crate::common::Result;
+use crate::common::members::{Tally, look};
+use crate::common::newcomer::Newcomer;
 use crate::common::process::{Worker, memory, processor_time};
 use crate::common::report::{Report, Row, Samples, Yardstick};
-use crate::members::Tally;
-use crate::newcomer::Newcomer;
+use crate::common::server::rest;
 
 /// Processes that the members of a group are spread over.
 const PROCESSES: usize = 2;
+
+/// Times that all log in at once.
+const STORMS: usize = 3;
 
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,14 +80,71 @@ pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
     }
     if options.storm > 0 {
         for kind in [Kind::Modulo, Kind::slots_for(options.storm)] {
+            let mut storms = Storms::default();
+            for _ in 1..STORMS {
+                Stage::set(options)
+                    .await?
+                    .storm(kind, options, &mut storms)
+                    .await?;
+            }
             let mut stage = Stage::set(options).await?;
-            stage.storm(kind, options, report).await?;
+            let used = stage.storm(kind, options, &mut storms).await?;
+            storms.report(kind, options.storm, report);
+            if matches!(kind, Kind::Modulo) {
+                stage.costs(used, options, report).await?;
+            }
             let rounds = options.rounds.div_ceil(3);
             stage.joins_and_leaves(kind, rounds, report).await?;
             stage.all_drop(kind, report).await?;
         }
     }
     Ok(())
+}
+
+/// What several storms of logins showed.
+#[derive(Default)]
+struct Storms {
+    joined: Samples,
+    numbered: Samples,
+    bare: Samples,
+    work: Samples,
+    bare_work: Samples,
+    renumberings: Vec<u64>,
+}
+
+impl Storms {
+    fn report(self, kind: Kind, size: usize, report: &mut Report) {
+        let what = |what: &str| format!("{}, {size} log in at once: {what}", kind.name());
+        let bare = |samples: Samples, bar| {
+            Some(Yardstick {
+                name: "bare connections, 4 frames each",
+                samples,
+                bar,
+            })
+        };
+        for (name, ours, yardstick) in [
+            (
+                "all are members",
+                self.joined,
+                bare(self.bare.clone(), Some(LOGIN_BAR)),
+            ),
+            ("all are numbered", self.numbered, bare(self.bare, None)),
+            ("processors' time", self.work, bare(self.bare_work, None)),
+        ] {
+            report.add(Row {
+                what: what(name),
+                unit: "ms",
+                ours,
+                yardstick,
+            });
+        }
+        report.add(Row {
+            what: what("renumberings"),
+            unit: "",
+            ours: Samples::counts(&self.renumberings),
+            yardstick: None,
+        });
+    }
 }
 
 /// A server with its members, and beside it the bare loop with its own.
@@ -136,11 +197,12 @@ impl Stage {
 
     async fn found(&mut self, kind: Kind) -> Result<()> {
         self.group = kind.name().to_owned();
-        if let Kind::Slots(slots) = kind {
-            let command = format!("slots {} {slots}", self.group);
-            self.server.ask::<()>(&command).await?;
-        }
-        Ok(())
+        let slots = match kind {
+            Kind::Modulo => 0,
+            Kind::Slots(slots) => slots,
+        };
+        let command = format!("found {} {slots} 0", self.group);
+        self.server.ask::<()>(&command).await
     }
 
     /// Lets `count` clients in at once; when the last of them was a member.
@@ -191,8 +253,10 @@ impl Stage {
         let total = kind.total(size + 1)?;
         let (numbers, concerned) = kind.moved(size)?;
         let [mut joins, mut leaves, mut bare] = [const { Samples::NONE }; 3];
+        let [mut work, mut bare_work] = [const { Samples::NONE }; 2];
         for round in 0..rounds {
             let name = format!("newcomer-{round}");
+            let before = worked(&self.server, &self.members)?;
             let mut newcomer = Newcomer::join(server, &group, &name, total, numbers).await?;
             let left = u64::from(total) - newcomer.numbers;
             let last = self
@@ -205,8 +269,8 @@ impl Stage {
                 .max(newcomer.served)
                 .saturating_duration_since(newcomer.began);
             joins.push(took);
-            rest(took).await;
-            newcomer.heartbeat(1).await;
+            work.push(self.work_since(before, took).await?);
+            newcomer.rest(took).await;
 
             let (began, peer) = newcomer.leave().await;
             let took = self.numbered(kind).await?.saturating_duration_since(began);
@@ -214,33 +278,49 @@ impl Stage {
             drop(peer);
             rest(took).await;
 
+            let worked_bare = worked(&self.bare, &self.bare_members)?;
             let began: u64 = self.bare.ask(&format!("exchange {concerned}")).await?;
             let last = look(&mut self.bare_members).await?.last;
             bare.push(Duration::from_nanos(last.saturating_sub(began)));
+            let now = worked(&self.bare, &self.bare_members)?;
+            bare_work.push(now.saturating_sub(worked_bare));
         }
-        for (what, ours) in [("join", joins), ("leave", leaves)] {
+        let bar = (size >= 100).then_some(EXCHANGE_BAR);
+        for (what, ours, samples, bar) in [
+            ("one joins", joins, bare.clone(), bar),
+            ("one leaves", leaves, bare, bar),
+            ("processors' time, one joins", work, bare_work, None),
+        ] {
             report.add(Row {
-                what: format!("{}, {size} members: one {what}s", kind.name()),
+                what: format!("{}, {size} members: {what}", kind.name()),
                 unit: "ms",
                 ours,
                 yardstick: Some(Yardstick {
                     name: "bare exchange",
-                    samples: bare.clone(),
-                    bar: (size >= 100).then_some(EXCHANGE_BAR),
+                    samples,
+                    bar,
                 }),
             });
         }
         Ok(())
     }
 
-    /// All log in at once; what they cost while they are there.
-    async fn storm(&mut self, kind: Kind, options: &Options, report: &mut Report) -> Result<()> {
+    /// What server and clients worked for a renumbering, with what follows when it is over: heartbeats.
+    async fn work_since(&self, worked_before: Duration, took: Duration) -> Result<Duration> {
+        env::sleep((took / 2).min(Duration::from_millis(500)) + Duration::from_millis(5)).await;
+        Ok(worked(&self.server, &self.members)?.saturating_sub(worked_before))
+    }
+
+    /// All log in at once. Answers the memory that the server had before.
+    async fn storm(&mut self, kind: Kind, options: &Options, storms: &mut Storms) -> Result<u64> {
         let size = options.storm;
-        let name = kind.name();
-        let bare_began = env::now();
+        let worked_before = worked(&self.bare, &self.bare_members)?;
+        let began = env::now();
         let connected = connect_bare(&mut self.bare_members, size).await?;
-        let bare = connected.saturating_duration_since(bare_began);
+        storms.bare.push(connected.saturating_duration_since(began));
         self.bare.ask::<u64>(&format!("wait {size}")).await?;
+        let work = worked(&self.bare, &self.bare_members)?.saturating_sub(worked_before);
+        storms.bare_work.push(work);
 
         self.found(kind).await?;
         // One a process comes before: it derives the key of the password.
@@ -254,40 +334,22 @@ impl Stage {
         let count = format!("handovers {}", self.group);
         let before: u64 = self.server.ask(&count).await?;
         let used = memory(self.server.pid()?)?;
-        let worked = processor_time(self.server.pid()?)?;
+        let worked_before = worked(&self.server, &self.members)?;
         let began = env::now();
         let joined = self.connect("m", size - PROCESSES - 1).await?;
         self.size = size;
         let numbered = self.numbered(kind).await?;
-        let handovers: u64 = self.server.ask::<u64>(&count).await? - before;
-        let worked = processor_time(self.server.pid()?)?.saturating_sub(worked);
-        for (what, end) in [("members", joined), ("numbered", numbered)] {
-            report.add(Row {
-                what: format!("{name}, {size} log in at once, until all are {what}"),
-                unit: "ms",
-                ours: Samples::time(end.saturating_duration_since(began)),
-                yardstick: Some(Yardstick {
-                    name: "bare connections, 4 frames each",
-                    samples: Samples::time(bare),
-                    bar: Some(LOGIN_BAR),
-                }),
-            });
-        }
-        report.add(Row::plain(
-            format!("{name}, {size} log in at once: renumberings"),
-            "",
-            handovers as f64,
-        ));
-        report.add(Row::plain(
-            format!("{name}, {size} log in at once: server's processor time"),
-            "ms",
-            worked.as_secs_f64() * 1_000.0,
-        ));
+        storms.joined.push(joined.saturating_duration_since(began));
+        storms
+            .numbered
+            .push(numbered.saturating_duration_since(began));
+        let work = worked(&self.server, &self.members)?.saturating_sub(worked_before);
+        storms.work.push(work);
+        let handovers: u64 = self.server.ask(&count).await?;
+        storms.renumberings.push(handovers - before);
+        // The last heartbeats that follow.
         env::sleep(Duration::from_secs(3)).await;
-        if matches!(kind, Kind::Modulo) {
-            self.costs(used, options, report).await?;
-        }
-        Ok(())
+        Ok(used)
     }
 
     /// Memory and processor time of the server while its clients send heartbeats.
@@ -364,13 +426,6 @@ impl Stage {
     }
 }
 
-/// Until the next renumbering may begin: in a group whose members come and go all the time, the server keeps
-/// them apart by 24 times the length of the last one, up to 10 s.
-async fn rest(took: Duration) {
-    let distance = (took * 25).min(Duration::from_millis(10_100));
-    env::sleep(distance.max(took * 2) + Duration::from_millis(50)).await;
-}
-
 /// What a server that only echoes costs.
 struct Echo {
     /// Memory a client.
@@ -419,13 +474,12 @@ async fn connect_bare(members: &mut [Worker], count: usize) -> Result<Instant> {
     Ok(Instant::from_nanos(ends.into_iter().max().unwrap_or(0)))
 }
 
-async fn look(members: &mut [Worker]) -> Result<Tally> {
-    let looking = members.iter_mut().map(|worker| worker.ask::<Tally>("look"));
-    let mut sum = Tally::default();
-    for tally in futures_util::future::try_join_all(looking).await? {
-        sum.add(tally);
-    }
-    Ok(sum)
+/// What the processors did for a server and its members.
+fn worked(server: &Worker, members: &[Worker]) -> Result<Duration> {
+    let processes = std::iter::once(server).chain(members);
+    processes
+        .map(|process| processor_time(process.pid()?))
+        .sum::<Result<Duration>>()
 }
 
 async fn kill(members: Vec<Worker>) -> Result<()> {

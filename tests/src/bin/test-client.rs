@@ -8,6 +8,7 @@
 //! | `inspect` | shows mode and lease |
 //! | `pull` | asks the server for the present share |
 //! | `weight N` | changes the client's weight |
+//! | `drain N` | lets the share move away (1), or takes that back (0) |
 //! | `close` | closes the client in good order, and ends; so does SIGTERM |
 //!
 //! With `--keys N` it works on the rows 0 to N-1 that are its own, over and over. It ends at once when stdin
@@ -250,6 +251,7 @@ mod client {
                 })?;
             }
             "weight" => client.update_weight(number.try_into()?)?,
+            "drain" => client.drain(number != 0),
             _ => return Err(format!("unknown command {command:?}").into()),
         }
         Ok(())

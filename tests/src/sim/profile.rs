@@ -199,7 +199,7 @@ impl Profile {
                 (Event::CrashAtCommit, 2),
                 (Event::TwoStarts, 3),
             ],
-            every_ms: vec![200, 500, 1_500],
+            every_ms: vec![200, 500, 1_500, 4_000],
             trouble_ms: (5_000, 10_000),
             network_ms: vec![2, 10, 50],
             disk_ms: vec![0, 3, 30],
@@ -250,6 +250,19 @@ impl Profile {
             (Event::Restore, 6),
             (Event::DiskLoss, 3),
         ]);
+        profile
+    }
+
+    /// An exclusive group whose server loses its disk: what it gives out then, it gives out after all leases.
+    pub fn lost_and_exclusive() -> Self {
+        let mut profile = Self::exclusive("lost and exclusive", Numbering::Modulo, false);
+        profile.events = vec![
+            (Event::Start, 10),
+            (Event::Kill, 2),
+            (Event::DiskLoss, 3),
+            (Event::ServerKill, 6),
+            (Event::ServerRestart, 3),
+        ];
         profile
     }
 

@@ -84,11 +84,13 @@ pub fn used_disk(settings: &Settings) -> MemoryDisk {
                 weight: 1,
                 consistency: None,
             };
+            let lease = settings.base_lease();
             let changes = [
                 Change::Configure {
                     settings,
                     start: true,
                 },
+                Change::LeaseLength(lease),
                 Change::Join {
                     members: vec![joining],
                     start: true,

@@ -33,6 +33,7 @@ impl Trace {
     }
 
     /// Something happened.
+    #[expect(clippy::print_stderr, reason = "asked for by who reads it")]
     pub fn note(&mut self, what: &str) {
         let line = format!("{:>9.3} {what}", self.now.as_secs_f64());
         for byte in line.bytes() {

@@ -1,75 +1,53 @@
-//! The roles of the server: the real one, and what it is compared with.
+//! The yardsticks: bare tokio, and nothing else.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use redb::{Database, TableDefinition};
 use serde_json::json;
 use skyschedule_common::env;
-use skyschedule_common::ids::GroupName;
-use skyschedule_common::protocol::messages::Numbering;
-use skyschedule_server::Server;
-use skyschedule_server::config::{Config, User};
-use skyschedule_server::state::Settings;
-use skyschedule_tests::server::{PASSWORD, USER};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 use crate::common::Result;
+use crate::common::members::Shared;
 use crate::common::process::obey;
-use crate::frame::{BEAT, FRAME, Frame, frame};
-
-/// Connections that one process serves here.
-const CONNECTIONS: usize = 19_000;
 
 /// Messages that may wait for one connection of the yardstick for memory, as in the real server.
 const QUEUE: usize = 64;
 
-/// SkySchedule, as `skyschedule serve` runs it.
-pub(crate) async fn real(folder: &str) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
-    let mut config = Config::embedded(folder);
-    config.users = vec![User::new(USER, PASSWORD)?];
-    config.limits.max_connections = CONNECTIONS;
-    config.limits.max_connections_per_address = CONNECTIONS;
-    let server = Server::start(config).await?;
-    obey(async |words| match words {
-        ["address"] => Ok(json!(server.local_addr())),
-        ["slots", group, slots] => {
-            let settings = Settings {
-                numbering: Numbering::Slots(slots.parse()?),
-                ..Settings::default()
-            };
-            server
-                .handle()
-                .configure(GroupName::new(*group)?, settings)
-                .await?;
-            Ok(json!(()))
-        }
-        ["handovers", group] => {
-            let text = server.metrics().encode();
-            let start = format!("skyschedule_handovers_total{{group=\"{group}\"}}");
-            let count = text.lines().find_map(|line| line.strip_prefix(&start));
-            Ok(json!(
-                count.map_or(Ok(0), |count| count.trim().parse::<u64>())?
-            ))
-        }
-        other => Err(format!("unknown command {other:?}").into()),
-    })
-    .await?;
-    server.shutdown().await?;
-    Ok(())
+/// Bytes of a frame.
+const FRAME: usize = LENGTH + PAYLOAD as usize;
+
+/// A frame.
+type Frame = [u8; FRAME];
+
+/// Kind of a frame that its receiver does not answer: it is an answer, or a heartbeat's echo.
+const BEAT: u8 = 1;
+
+const LENGTH: usize = 4;
+const PAYLOAD: u8 = 28;
+
+/// A frame of this kind.
+fn frame(kind: u8) -> Frame {
+    let mut frame = [0; FRAME];
+    frame[LENGTH - 1] = PAYLOAD;
+    frame[LENGTH] = kind;
+    frame
+}
+
+/// Its kind.
+fn kind(frame: &Frame) -> u8 {
+    frame[LENGTH]
 }
 
 /// A bare loop that keeps all sockets, and makes the exchange of a renumbering with them.
-pub(crate) async fn bare(folder: &str) -> Result<()> {
+pub(crate) async fn serve(folder: &str) -> Result<()> {
     let log = Log::open(Path::new(folder))?;
     let listener = listen()?;
     let address = listener.local_addr()?;
@@ -78,7 +56,7 @@ pub(crate) async fn bare(folder: &str) -> Result<()> {
         while let Ok((stream, _)) = listener.accept().await {
             let greeted = greeted.clone();
             env::spawn(async move {
-                if let Ok(stream) = greet(stream).await {
+                if let Ok(stream) = be_greeted(stream).await {
                     let _ = greeted.send(stream);
                 }
             });
@@ -113,7 +91,7 @@ pub(crate) async fn bare(folder: &str) -> Result<()> {
 }
 
 /// Two frames each way.
-async fn greet(mut stream: TcpStream) -> Result<TcpStream> {
+async fn be_greeted(mut stream: TcpStream) -> Result<TcpStream> {
     stream.set_nodelay(true)?;
     let mut frame: Frame = [0; FRAME];
     for _ in 0..2 {
@@ -206,5 +184,77 @@ impl Log {
         }
         transaction.commit()?;
         Ok(())
+    }
+}
+
+/// Bare sockets that answer each frame, and send heartbeats when asked to.
+pub(crate) async fn members(server: &str) -> Result<()> {
+    let server: SocketAddr = server.parse()?;
+    let tally = Shared::default();
+    let (beat, beats) = watch::channel(None);
+    obey(async |words| match words {
+        ["connect", count] => {
+            let count: usize = count.parse()?;
+            let connecting: Vec<_> = (0..count).map(|_| env::spawn(greet(server))).collect();
+            let mut streams = Vec::new();
+            for stream in connecting {
+                streams.push(stream.await??);
+            }
+            let at = env::now().as_nanos();
+            for stream in streams {
+                env::spawn(answer(stream, tally.clone(), beats.clone()));
+            }
+            Ok(json!(at))
+        }
+        ["beat", millis] => {
+            beat.send_replace(Some(Duration::from_millis(millis.parse()?)));
+            Ok(json!(()))
+        }
+        ["look"] => Ok(json!(tally.look())),
+        other => Err(format!("unknown command {other:?}").into()),
+    })
+    .await
+}
+
+/// Connects; two frames each way.
+async fn greet(server: SocketAddr) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(server).await?;
+    stream.set_nodelay(true)?;
+    let mut answer: Frame = [0; FRAME];
+    for _ in 0..2 {
+        stream.write_all(&frame(BEAT)).await?;
+        stream.read_exact(&mut answer).await?;
+    }
+    Ok(stream)
+}
+
+async fn answer(
+    mut stream: TcpStream,
+    tally: Shared,
+    mut beats: watch::Receiver<Option<Duration>>,
+) -> Result<()> {
+    let mut incoming: Frame = [0; FRAME];
+    let mut period = None;
+    loop {
+        let beat = async {
+            match period {
+                Some(period) => env::sleep(period).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            read = stream.read_exact(&mut incoming) => {
+                read?;
+                if kind(&incoming) != BEAT {
+                    tally.change(|tally| tally.last = env::now().as_nanos());
+                    stream.write_all(&frame(BEAT)).await?;
+                }
+            }
+            () = beat => stream.write_all(&frame(BEAT)).await?,
+            changed = beats.changed() => {
+                changed?;
+                period = *beats.borrow_and_update();
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! A member by hand, so that the clock can start with the login's proof.
 
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
@@ -10,12 +12,17 @@ use skyschedule_common::share::Share;
 use skyschedule_tests::peer::{Peer, exchange, hello, login};
 use skyschedule_tests::server::{PASSWORD, USER};
 
-use crate::common::Result;
+use super::Result;
+use super::server::rest;
+
+/// Often enough for the shortest lease.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// A member that owns rows.
 pub(crate) struct Newcomer {
     peer: Peer,
     membership: Membership,
+    seq: u64,
     /// When the proof of its login was sent; the server has it a moment later.
     pub(crate) began: Instant,
     /// When it had its share.
@@ -49,21 +56,32 @@ impl Newcomer {
         peer.send(ClientMessage::Login(Box::new(login(group, name))))
             .await;
         let welcomed = peer.attach().await;
+        let membership = welcomed.membership;
+        let heartbeat = |seq, epoch| ClientMessage::Heartbeat {
+            membership,
+            seq,
+            epoch,
+            load: None,
+        };
+        peer.send(heartbeat(1, welcomed.epoch)).await;
         let is_enough = |share: &Share| share.total() == total && share.numbers().len() >= numbers;
-        let mut share = welcomed.share;
+        let (mut epoch, mut share) = (welcomed.epoch, welcomed.share);
         while !is_enough(&share) {
-            share = peer
+            (epoch, share) = peer
                 .until(|message| match message {
-                    ServerMessage::Told { share, .. } => Some(share),
+                    ServerMessage::Told { epoch, share, .. } => Some((epoch, share)),
                     _ => None,
                 })
                 .await;
         }
+        let served = env::now();
+        peer.send(heartbeat(2, epoch)).await;
         Ok(Self {
             peer,
-            membership: welcomed.membership,
+            membership,
+            seq: 2,
             began,
-            served: env::now(),
+            served,
             numbers: share.numbers().len(),
         })
     }
@@ -76,9 +94,13 @@ impl Newcomer {
         (began, self.peer)
     }
 
-    /// Keeps its lease while nothing is measured.
-    pub(crate) async fn heartbeat(&mut self, seq: u64) {
-        let epoch = Epoch::ZERO;
-        self.peer.heartbeat(self.membership, seq, epoch).await;
+    /// Rests as all do after a renumbering that took so long, and keeps its lease meanwhile.
+    pub(crate) async fn rest(&mut self, took: Duration) {
+        let mut resting = pin!(rest(took));
+        while env::timeout(HEARTBEAT, resting.as_mut()).await.is_err() {
+            self.seq += 1;
+            let (membership, seq) = (self.membership, self.seq);
+            self.peer.heartbeat(membership, seq, Epoch::ZERO).await;
+        }
     }
 }

@@ -3,6 +3,9 @@
 //! It trusts the clients' own view of which rows they may begin (the row that a client begins is the row that
 //! it believes to be its own), knows by itself which rows handlers work on, and compares all of them.
 
+mod quiet;
+mod rows;
+
 use skyschedule_client::{Inspection, Mode};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::Membership;
@@ -13,7 +16,7 @@ use std::time::Duration;
 
 use super::profile::Profile;
 use super::trace::Trace;
-use super::worker::{Begun, KEYS};
+use super::worker::Begun;
 
 /// What must hold at every step, by the number of the promise or the name of the rule that it shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +48,10 @@ pub struct View {
     pub client_id: String,
     /// Whether it wants rows, and is able to work: not stopped, not leaving, with a weight.
     pub willing: bool,
+    /// The weight that its user wants for it.
+    pub weight: u32,
+    /// Whether its user wants its share to move away.
+    pub drains: bool,
     /// The inside of the client.
     pub inside: Inspection,
     /// Rows that its handlers work on.
@@ -96,7 +103,6 @@ pub struct Oracle {
     exclusive: bool,
     lease: Duration,
     drain: Duration,
-    max_drain: Duration,
     rejoin_grace: Duration,
     /// The server lost what it knew: quorum epochs may have begun again.
     history_lost: bool,
@@ -116,8 +122,8 @@ pub struct Oracle {
     settled: BTreeMap<i64, u64>,
     /// Since when nobody holds a row.
     unheld: BTreeMap<i64, Duration>,
-    /// Since when a row is worked on by a client whose share it has left.
-    overrun: BTreeMap<(usize, i64), Duration>,
+    /// Since when a member is told a share without this row.
+    recalled: BTreeMap<(u64, i64), Duration>,
     /// Since when members of the state belong to no process that lives.
     zombies: BTreeMap<u64, Duration>,
     steps: u64,
@@ -131,7 +137,6 @@ impl Oracle {
             exclusive: profile.is_exclusive(),
             lease: profile.longest_lease(),
             drain: settings.drain_timeout.duration(),
-            max_drain: settings.max_drain.duration(),
             rejoin_grace: settings.rejoin_grace.duration(),
             history_lost: false,
             troubled_at: None,
@@ -143,7 +148,7 @@ impl Oracle {
             taken: BTreeMap::new(),
             settled: BTreeMap::new(),
             unheld: BTreeMap::new(),
-            overrun: BTreeMap::new(),
+            recalled: BTreeMap::new(),
             zombies: BTreeMap::new(),
             steps: 0,
         }
@@ -153,6 +158,8 @@ impl Oracle {
     pub fn lose_history(&mut self, now: Duration) {
         self.history_lost = true;
         self.troubled_at = Some(now);
+        // Who is no member any more has forgotten its epochs (C5), and cannot tell the server.
+        self.processes.retain(|_, known| known.is_member);
         self.told.clear();
         self.members.clear();
         self.taken.clear();
@@ -187,6 +194,7 @@ impl Oracle {
         }
         if let Some((state, checked)) = state {
             self.observe_state(state, trace)?;
+            self.note_recalls(world.now);
             checked.map_err(|what| Violation::new("state", what))?;
         }
         self.observe_clients(views, trace)?;
@@ -344,122 +352,6 @@ impl Oracle {
         Ok(())
     }
 
-    /// Promises 2 and 3: no row is held twice.
-    fn overlaps(&mut self, world: &World, views: &[View]) -> Result<(), Violation> {
-        let now = world.now;
-        if !self.exclusive {
-            self.note_overruns(now, views);
-            let excused = self.server_lease() + self.drain + Duration::from_secs(5);
-            if self.troubled_at.is_some_and(|at| now <= at + excused) {
-                return Ok(());
-            }
-        }
-        for (at, one) in views.iter().enumerate() {
-            if !one.is_trusting() {
-                continue;
-            }
-            for other in views[at + 1..].iter().filter(|other| other.is_trusting()) {
-                if let Some(what) = self.overlap(now, one, other) {
-                    return Err(Violation::new("held twice", what));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn note_overruns(&mut self, now: Duration, views: &[View]) {
-        let mut outside = Vec::new();
-        for view in views.iter().filter(|view| !view.running.is_empty()) {
-            for key in &view.running {
-                if !view.inside.rows.contains(RowKey::from(*key)) {
-                    outside.push((view.host, *key));
-                    self.overrun.entry((view.host, *key)).or_insert(now);
-                }
-            }
-        }
-        if !self.overrun.is_empty() {
-            self.overrun.retain(|key, _| outside.contains(key));
-        }
-    }
-
-    fn overlap(&self, now: Duration, one: &View, other: &View) -> Option<String> {
-        let describe = |what: String| {
-            format!(
-                "{what} by {} (member {:?}, {}, {:?}, works on {:?}) and {} (member {:?}, {}, {:?}, works on {:?})",
-                name(one),
-                one.inside.membership,
-                one.inside.mode,
-                one.inside.rows,
-                one.running,
-                name(other),
-                other.inside.membership,
-                other.inside.mode,
-                other.inside.rows,
-                other.running
-            )
-        };
-        for share in one.inside.rows.shares() {
-            if let Some(met) = other
-                .inside
-                .rows
-                .shares()
-                .iter()
-                .find(|met| share.meets(met))
-            {
-                return Some(describe(format!("{share:?} and {met:?} are held")));
-            }
-        }
-        let mut keys = one.running.iter().chain(&other.running);
-        if let Some(key) =
-            keys.find(|key| self.counts(now, one, **key) && self.counts(now, other, **key))
-        {
-            return Some(describe(format!("row {key} is held")));
-        }
-        None
-    }
-
-    /// Whether the client holds the row, and not only by a handler that takes longer than a drain: that one was
-    /// overtaken, and counted.
-    fn counts(&self, now: Duration, view: &View, key: i64) -> bool {
-        if view.inside.rows.contains(RowKey::from(key)) {
-            return view.is_trusting();
-        }
-        let overtaken = self
-            .overrun
-            .get(&(view.host, key))
-            .is_some_and(|since| now >= *since + self.drain / 100 * 99);
-        view.holds(key) && (self.exclusive || !overtaken)
-    }
-
-    /// In an exclusive group each owner's token is above that of the owner before.
-    fn begins(&mut self, views: &[View]) -> Result<(), Violation> {
-        if !self.exclusive {
-            return Ok(());
-        }
-        for view in views {
-            for begun in &view.begun {
-                let before = self
-                    .tokens
-                    .insert(begun.key, (begun.epoch, begun.membership));
-                if let Some((epoch, owner)) = before
-                    && owner != begun.membership
-                    && epoch >= begun.epoch
-                {
-                    return Err(Violation::new(
-                        "token back",
-                        format!(
-                            "row {} had token {epoch} of member {owner:?}, and {} began it with {}",
-                            begun.key,
-                            name(view),
-                            begun.epoch
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Promise 7, rule L2: no client knows what the server does not.
     fn known(&self, views: &[View]) -> Result<(), Violation> {
         if self.history_lost {
@@ -523,143 +415,6 @@ impl Oracle {
             }
         }
         Ok(())
-    }
-
-    /// Promise 3: nobody holds a row for no longer than the bound, also when the server is away.
-    fn coverage(&mut self, world: &World, views: &[View]) -> Result<(), Violation> {
-        let able = views
-            .iter()
-            .any(|view| view.willing && view.inside.membership.is_some());
-        if !able {
-            self.unheld.clear();
-            return Ok(());
-        }
-        let bound =
-            self.server_lease() + self.drain + self.rejoin_grace + Duration::from_millis(1_500);
-        self.note_settled(views);
-        for key in KEYS {
-            if views.iter().any(|view| view.holds(key)) {
-                self.unheld.remove(&key);
-                continue;
-            }
-            // Without a server, rows of clients that die meanwhile, or were moving to them, wait for it.
-            let owner = self.settled.get(&key);
-            let owner_lives = views.iter().any(|view| {
-                view.willing
-                    && view.inside.membership.map(|membership| membership.number) == owner.copied()
-            });
-            if !world.is_reachable && !(owner.is_some() && owner_lives) {
-                self.unheld.remove(&key);
-                continue;
-            }
-            let since = *self.unheld.entry(key).or_insert(world.now);
-            if world.now > since.max(world.last_event) + bound {
-                return Err(Violation::new(
-                    "held by nobody",
-                    format!("row {key} is held by nobody since {since:?}"),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Remembers whose the rows are when every member has taken its share: to those it may fall back.
-    fn note_settled(&mut self, views: &[View]) {
-        for view in views {
-            if let (Some(membership), Some(epoch)) = (view.inside.membership, view.inside.epoch) {
-                self.taken.insert(membership.number, epoch);
-            }
-        }
-        let Some(group) = self.state.as_ref().filter(|group| !group.in_handover()) else {
-            return;
-        };
-        let taken = |(number, member): (&u64, &skyschedule_server::state::Member)| {
-            self.taken.get(number) == Some(&member.epoch)
-        };
-        if !group.members().iter().all(taken) {
-            return;
-        }
-        self.settled.clear();
-        for (number, member) in group.members() {
-            let rows = KEYS.filter(|key| member.told.contains((*key).into()));
-            self.settled.extend(rows.map(|key| (key, *number)));
-        }
-    }
-
-    /// Promise 1, once there is no trouble any more: `Err` says what is not as it should be yet.
-    ///
-    /// # Errors
-    /// What is not settled.
-    pub fn settled(&self, views: &[View]) -> Result<(), String> {
-        let Some(group) = &self.state else {
-            return if views.is_empty() {
-                Ok(())
-            } else {
-                Err("no group".to_owned())
-            };
-        };
-        if group.in_handover() || group.wants_handover() {
-            return Err("rows are moving".to_owned());
-        }
-        if !group.vacancies().is_empty() {
-            return Err("shares are kept for clients that are away".to_owned());
-        }
-        let mut total = 0;
-        let mut covered = 0;
-        let mut shares: Vec<&Share> = Vec::new();
-        for (number, member) in group.members() {
-            let Some(view) = views.iter().find(|view| {
-                view.inside
-                    .membership
-                    .is_some_and(|membership| membership.number == *number)
-            }) else {
-                return Err(format!("member {number} belongs to no process"));
-            };
-            if view.inside.epoch != Some(member.epoch) || view.inside.share != member.told {
-                return Err(format!(
-                    "{} has {:?} at {:?} instead of {:?} at {}",
-                    name(view),
-                    view.inside.share,
-                    view.inside.epoch,
-                    member.told,
-                    member.epoch
-                ));
-            }
-            if !member.is_settled() {
-                return Err(format!("member {number} has not what it should have"));
-            }
-            if view.inside.mode != Mode::Leased {
-                return Err(format!("{} is {}", name(view), view.inside.mode));
-            }
-            if shares.iter().any(|share| share.meets(&member.told)) {
-                return Err(format!("the share of member {number} meets another's"));
-            }
-            total = member.told.total();
-            covered += member.told.numbers().len();
-            shares.push(&member.told);
-        }
-        let weights: u32 = group
-            .members()
-            .values()
-            .map(|member| if member.draining { 0 } else { member.weight })
-            .sum();
-        if weights > 0 && covered != u64::from(total) {
-            return Err(format!("{covered} of {total} numbers are held"));
-        }
-        for view in views {
-            let id_is_taken = views.iter().any(|other| {
-                other.client_id == view.client_id && other.inside.membership.is_some()
-            });
-            if view.inside.membership.is_none() && !id_is_taken {
-                return Err(format!("{} is no member", name(view)));
-            }
-        }
-        Ok(())
-    }
-
-    /// What fencing may take, for bounds on waiting.
-    pub fn max_drain(&self) -> Duration {
-        self.max_drain
     }
 }
 

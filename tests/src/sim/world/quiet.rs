@@ -1,0 +1,204 @@
+//! The end: no more trouble, and all must come right.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Later, World};
+use crate::sim::network::{self, Link};
+use crate::sim::oracle::Violation;
+use crate::sim::worker;
+
+impl World {
+    /// No more trouble: what was broken is whole, what stood still goes on.
+    pub(super) fn heal(&mut self) {
+        self.note("no more trouble");
+        self.calm.store(true, Ordering::Relaxed);
+        self.later.clear();
+        let server = self.sky.ip;
+        for at in 0..self.machines.len() {
+            let machine = &mut self.machines[at];
+            network::set(
+                &self.sim,
+                &mut machine.link,
+                Link::Clear,
+                machine.ip,
+                server,
+            );
+            machine.host.resume();
+            machine.is_draining = false;
+            machine.weight = machine.weight.max(1);
+            if machine.is_up {
+                self.tell_wishes(at);
+            } else if self.dice.percent(50) || at == 0 {
+                self.start(at);
+            }
+        }
+        self.sky.host.resume();
+        self.sky.up_since = self.sky.up_since.map(|_| self.now());
+        let stopping = self.sky.up_since.is_some();
+        self.start_server();
+        if stopping {
+            // It may have been asked to stop just before.
+            self.schedule(Duration::from_millis(400), Later::StartServer);
+        }
+        self.last_event = self.now();
+    }
+
+    /// Waits until all is settled, and has been for a while.
+    pub(super) fn settle(&mut self, when: &str, limit: Duration) -> Result<(), Violation> {
+        let start = self.now();
+        let mut calm_since = None;
+        let mut missing = String::new();
+        while calm_since.is_none_or(|since| self.now() < since + Duration::from_millis(700)) {
+            self.step()?;
+            if self.now() > start + limit {
+                return Err(Violation::new(
+                    "not settled",
+                    format!("{limit:?} {when}: {missing}"),
+                ));
+            }
+            let views = self.views();
+            match self.oracle.settled(&views).and_then(|()| self.all_heard()) {
+                Ok(()) => {
+                    calm_since.get_or_insert(self.now());
+                }
+                Err(what) => {
+                    calm_since = None;
+                    missing = what;
+                }
+            }
+        }
+        let took = self.now() - start;
+        self.note(&format!("settled {when} within {took:?}"));
+        Ok(())
+    }
+
+    /// In an available group every client knows that its share is all that it may fall back to.
+    pub(super) fn all_heard(&self) -> Result<(), String> {
+        if self.sky.up_since.is_none() {
+            return Err("the server is away".to_owned());
+        }
+        for (at, machine) in self.machines.iter().enumerate() {
+            let client = machine.process.as_ref().filter(|_| machine.is_up);
+            let Some(client) = client.and_then(|process| process.client()) else {
+                continue;
+            };
+            if machine
+                .process
+                .as_ref()
+                .is_some_and(|process| process.is_closing())
+            {
+                return Err(format!("host {at} is leaving"));
+            }
+            let status = client.shares().borrow().clone();
+            if status.epoch.is_some() && !status.settled {
+                return Err(format!("host {at} does not know that all is settled"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every client that has rows works on them.
+    pub(super) fn works(&mut self) -> Result<(), Violation> {
+        let count = |world: &Self| -> Vec<(usize, u64, bool)> {
+            let views = world.views();
+            views
+                .iter()
+                .map(|view| {
+                    let process = world.machines[view.host].process.as_ref();
+                    let has_rows = worker::KEYS
+                        .clone()
+                        .any(|key| view.inside.rows.contains(key.into()));
+                    (
+                        view.host,
+                        process.map_or(0, |process| process.count()),
+                        has_rows,
+                    )
+                })
+                .collect()
+        };
+        let before = count(self);
+        self.run_for(Duration::from_millis(600))?;
+        for ((host, earlier, has_rows), (_, later, _)) in before.iter().zip(count(self)) {
+            let process = self.machines[*host].process.as_ref();
+            let busy = process.is_some_and(|process| !process.running().is_empty());
+            if *has_rows && *earlier == later && !busy {
+                return Err(Violation::new(
+                    "idle",
+                    format!("host {host} has rows and begins none"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Promise 6: a server that is away for a while and comes back moves no share.
+    pub(super) fn restart_quietly(&mut self) -> Result<(), Violation> {
+        let shares = |world: &Self| {
+            world.oracle.state().map(|group| {
+                let members = group.members().iter();
+                members
+                    .map(|(number, member)| (*number, member.epoch, member.told.clone()))
+                    .collect::<Vec<_>>()
+            })
+        };
+        let before = shares(self);
+        let away = match self.dice.below(3) {
+            0 => self.dice.millis(1, 300),
+            1 => self.dice.millis(300, 2_500),
+            _ => self.dice.millis(2_500, 4_500),
+        };
+        self.last_event = self.now();
+        match self.dice.below(3) {
+            0 => self.kill_server(away),
+            1 => self.server_loses_power(away),
+            _ => self.stop_server(),
+        }
+        self.run_for(away)?;
+        self.settle("after a restart of the server", Duration::from_secs(12))?;
+        let after = shares(self);
+        if before != after {
+            return Err(Violation::new(
+                "shares moved",
+                format!("the server restarted, and {before:?} became {after:?}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Everyone says goodbye; nothing is left behind.
+    pub(super) fn all_leave(&mut self) -> Result<(), Violation> {
+        for at in self.machines_that(|machine| machine.is_up) {
+            self.close(at);
+        }
+        self.last_event = self.now();
+        let limit = self.now() + Duration::from_secs(10);
+        while self.machines.iter().any(|machine| machine.is_up) {
+            self.step()?;
+            if self.now() > limit {
+                let late = self.machines_that(|machine| machine.is_up);
+                return Err(Violation::new(
+                    "does not close",
+                    format!("hosts {late:?} are not closed after 10 s"),
+                ));
+            }
+        }
+        // Half-open connections of the trouble end at the idle limit.
+        self.run_for(self.profile.longest_lease() * 3 + Duration::from_millis(500))?;
+        let members = self.oracle.state().map_or(0, |group| group.members().len());
+        let seen = self.sky.process.as_ref().and_then(|process| process.seen());
+        let metrics = seen.map(|seen| seen.metrics.encode()).unwrap_or_default();
+        let open = metrics
+            .lines()
+            .find(|line| line.starts_with("skyschedule_connections "))
+            .unwrap_or("no metric of connections")
+            .to_owned();
+        if members > 0 || !open.ends_with(" 0") {
+            return Err(Violation::new(
+                "left behind",
+                format!("all have left, and there are {members} members, and {open}"),
+            ));
+        }
+        Ok(())
+    }
+}
