@@ -399,7 +399,12 @@ fn what_is_wrong_is_named_with_its_place() {
             &["SKY_CLUSTER_SECRET: is blank"],
         ),
         // The file.
-        (&[], &[], Some("listen = "), &["{dir}/sky.toml: is no TOML"]),
+        (
+            &[],
+            &[],
+            Some("listen = "),
+            &["{dir}/sky.toml: line 1: is no TOML"],
+        ),
         (
             &[],
             &[],
