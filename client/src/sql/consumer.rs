@@ -15,10 +15,11 @@ use super::driver::Driver;
 use super::engine::Engine;
 use super::error::Error;
 use super::metrics::Metrics;
+use super::once::{self, AnyTx, TransactionHandler, Transactions, Tx};
 use super::schema::Schema;
 use super::statements::Statements;
 use super::table::Table;
-use super::task::Handler;
+use super::task::{Handler, Task};
 use crate::client::Client;
 
 /// Largest batch, and largest number of handlers at a time.
@@ -33,6 +34,7 @@ pub(super) struct Settings {
     pub(super) longest_idle: Duration,
     pub(super) mark_within: Duration,
     pub(super) database_timeout: Duration,
+    pub(super) transactions: Transactions,
 }
 
 impl Default for Settings {
@@ -44,6 +46,7 @@ impl Default for Settings {
             longest_idle: Duration::from_secs(1),
             mark_within: Duration::from_millis(50),
             database_timeout: Duration::from_secs(30),
+            transactions: Transactions::default(),
         }
     }
 }
@@ -104,6 +107,13 @@ impl Builder {
         self
     }
 
+    /// Whether each task has a transaction of its own, or a batch shares one; only for
+    /// [`run_in_transaction`](Consumer::run_in_transaction).
+    pub fn transactions(mut self, transactions: Transactions) -> Self {
+        self.settings.transactions = transactions;
+        self
+    }
+
     /// A consumer on a pool of one kind of database.
     ///
     /// # Errors
@@ -159,8 +169,10 @@ impl Builder {
     /// # Errors
     /// As [`on`](Self::on), and when the scheme is unknown.
     pub async fn connect(self, url: &str) -> Result<AnyConsumer, Error> {
-        const OWN_CONNECTIONS: u32 = 3;
-        let database = Database::connect(url, OWN_CONNECTIONS).await?;
+        // Opened when needed: two at a time, and one more for each transaction.
+        let handlers = u32::try_from(self.settings.concurrency).unwrap_or(u32::MAX);
+        let connections = handlers.saturating_add(2).max(3);
+        let database = Database::connect(url, connections).await?;
         self.on_any(database).await
     }
 }
@@ -216,6 +228,109 @@ impl<D: Driver> Consumer<D> {
         );
         engine.run(self.stop.subscribe()).await;
         metrics.borrow().clone()
+    }
+}
+
+impl<D: Driver> Consumer<D> {
+    /// Works as [`run`](Self::run) does, but each task is claimed, executed and marked in one transaction, which its
+    /// handler gets: what it writes there happens exactly once.
+    ///
+    /// ```
+    /// # use skyschedule_server::{Server, config::Config};
+    /// # use sqlx::Executor as _;
+    /// use skyschedule_client::Client;
+    /// use skyschedule_client::sql::{self, Table, Task, Tx};
+    /// use skyschedule_client::sql::sqlx::{self, Sqlite}; // or Postgres, MySql
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let server = Server::start(Config::embedded(folder.path().join("server"))).await?;
+    /// # let address = server.local_addr().to_string();
+    /// # let url = format!("sqlite://{}?mode=rwc", folder.path().join("tasks.db").display());
+    /// # let sql::Database::Sqlite(pool) = sql::Database::connect(&url, 2).await? else { unreachable!() };
+    /// # pool.execute("CREATE TABLE task_info (id INTEGER PRIMARY KEY, task_data TEXT, task_time TEXT NOT NULL, \
+    /// #     status INTEGER NOT NULL DEFAULT 0)").await?;
+    /// # pool.execute("INSERT INTO task_info VALUES (7, 'a letter', datetime('now'), 0)").await?;
+    /// # pool.execute("CREATE TABLE sent (task_id INTEGER NOT NULL, text TEXT)").await?;
+    /// # let count = pool.clone();
+    /// let client = Client::builder().servers([address]).group("orders").connect().await?;
+    /// let table = Table::new("task_info").columns(["id", "task_data"]);
+    /// let consumer = sql::consumer(&client, table).on(pool).await?;
+    /// # let stopper = consumer.stopper();
+    /// # let mut metrics = consumer.metrics();
+    /// # tokio::spawn(async move {
+    /// #     let _ = metrics.wait_for(|metrics| metrics.done == 1).await;
+    /// #     stopper.stop();
+    /// # });
+    /// consumer
+    ///     .run_in_transaction(|task: Task<(i64, String)>, mut tx: Tx<Sqlite>| async move {
+    ///         let (id, text) = task.row();
+    ///         sqlx::query("INSERT INTO sent (task_id, text) VALUES (?, ?)")
+    ///             .bind(id)
+    ///             .bind(text)
+    ///             .execute(&mut *tx)
+    ///             .await?;
+    ///         Ok::<_, sqlx::Error>(()) // committed together with the mark; an Err undoes it
+    ///     })
+    ///     .await?;
+    /// client.close().await?;
+    /// # let sent: i64 = sqlx::query_scalar("SELECT count(*) FROM sent").fetch_one(&count).await?;
+    /// # assert_eq!(sent, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # What makes it once
+    /// A task is claimed by `SELECT … WHERE id = … AND status = 0 … FOR UPDATE SKIP LOCKED`, so that its row is locked until
+    /// the transaction ends, and marked in the same transaction. Whoever has claimed it, no other transaction can before
+    /// this one has ended, and after a commit it is not new any more. Shares only keep consumers out of each other's
+    /// way: the database decides.
+    ///
+    /// | what happens | what follows |
+    /// |---|---|
+    /// | the process is killed before the commit | the database rolls back; the next owner executes the task |
+    /// | it stands still within the transaction | the row stays locked. Others leave it out, and take it when the lock is gone ([`Metrics::locked`]). When the process goes on, it rolls back what it does not own any more, or commits, and then nobody else has executed it |
+    /// | it stands still before the claim | its claim finds that the row is done, or not its own |
+    /// | the lease of an exclusive group, or the membership, is over | asked after the claim, before each step of the handler and before the commit: rolled back, and not counted as an attempt |
+    /// | a deadlock, a serialization failure, a wait for a lock that is too long, a lost connection | rolled back and tried again after 50 milliseconds to 2 seconds, not counted as an attempt ([`Metrics::rolled_back`]) |
+    /// | the connection is lost in the commit | the row is read before it is given back, and counted as what it is. If the commit is still under way then, the next claim meets its lock or its mark: a second effect is not possible |
+    /// | the handler returns an error, panics or is out of time | what it did is undone (`ROLLBACK TO SAVEPOINT`) and the failure is marked, as without transactions |
+    /// | the handler goes on after an error of its transaction, commits it, or keeps it | the attempt has failed, and nothing is kept of what can still be undone |
+    ///
+    /// So that a deadlock is seen as one, a handler returns the error of sqlx, or one that has it as its
+    /// [`source`](std::error::Error::source). What it does elsewhere (mail, files, another database) is as without
+    /// transactions: at least once.
+    ///
+    /// Transactions are READ COMMITTED on PostgreSQL, MariaDB and MySQL, whatever the session's default; on SQLite
+    /// they begin with `BEGIN IMMEDIATE`, one at a time in the whole database: there a process that stands still
+    /// within one holds up all others, so handlers should be short. With a [`timeout`](Builder::timeout) PostgreSQL and
+    /// MariaDB are told to end statements that take longer, and PostgreSQL to end a transaction that is idle for 10 seconds
+    /// longer than that; without one, a machine that vanishes within a transaction keeps its locks until the database
+    /// notices (`tcp_keepalives_idle`, `idle_in_transaction_session_timeout`, `wait_timeout`).
+    ///
+    /// The pool needs a connection for each transaction, at most [`concurrency`](Builder::concurrency), and one more.
+    ///
+    /// # Errors
+    /// At once, when the database cannot do it or does not let this user: it needs PostgreSQL, MariaDB 10.6, MySQL 8.0, or newer, or SQLite.
+    pub async fn run_in_transaction<R, H>(self, handler: H) -> Result<Metrics, Error>
+    where
+        R: for<'r> FromRow<'r, D::Row> + Send + 'static,
+        H: TransactionHandler<R, Tx<D>>,
+    {
+        let limit = self.settings.database_timeout;
+        once::check(&self.pool, &self.statements, limit).await?;
+        let metrics = self.metrics.clone();
+        let engine = once::Engine::new(
+            self.client,
+            self.pool,
+            self.statements,
+            self.settings,
+            handler,
+            self.metrics,
+        );
+        engine.run(self.stop.subscribe()).await;
+        Ok(metrics.borrow().clone())
     }
 }
 
@@ -327,6 +442,37 @@ impl AnyConsumer {
     /// See [`Consumer::run`].
     pub async fn run<R: AnyRow, H: Handler<R>>(self, handler: H) -> Metrics {
         whichever!(self, consumer => consumer.run(handler).await)
+    }
+
+    /// See [`Consumer::run_in_transaction`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn run_in_transaction<R, H>(self, handler: H) -> Result<Metrics, Error>
+    where
+        R: AnyRow,
+        H: TransactionHandler<R, AnyTx>,
+    {
+        match self {
+            Self::Postgres(consumer) => consumer.run_in_transaction(on_one(handler)).await,
+            Self::MySql(consumer) => consumer.run_in_transaction(on_one(handler)).await,
+            Self::Sqlite(consumer) => consumer.run_in_transaction(on_one(handler)).await,
+        }
+    }
+}
+
+/// A handler for one database from one for all.
+fn on_one<R, D, H>(handler: H) -> impl TransactionHandler<R, Tx<D>>
+where
+    R: AnyRow,
+    D: Driver,
+    Tx<D>: Into<AnyTx>,
+    H: TransactionHandler<R, AnyTx>,
+{
+    let handler = Arc::new(handler);
+    move |task: Task<R>, transaction: Tx<D>| {
+        let handler = Arc::clone(&handler);
+        async move { handler.handle(task, transaction.into()).await }
     }
 }
 

@@ -113,6 +113,13 @@ pub trait Driver: sqlx::Database + sealed::Sealed {
     ) -> BoxFuture<'a, Result<u64, sqlx::Error>>;
 
     #[doc(hidden)]
+    /// Executes a statement that is not prepared, such as one about transactions.
+    fn command<'a>(
+        connection: &'a mut Self::Connection,
+        statement: &'static str,
+    ) -> BoxFuture<'a, Result<(), sqlx::Error>>;
+
+    #[doc(hidden)]
     /// Names and types of the columns that a query has.
     fn columns<'a>(
         connection: &'a mut PoolConnection<Self>,
@@ -165,6 +172,13 @@ macro_rules! driver {
                         .await?;
                     Ok(done.rows_affected())
                 })
+            }
+
+            fn command<'a>(
+                connection: &'a mut Self::Connection,
+                statement: &'static str,
+            ) -> BoxFuture<'a, Result<(), sqlx::Error>> {
+                Box::pin(async move { connection.execute(statement).await.map(|_| ()) })
             }
 
             fn columns<'a>(

@@ -250,7 +250,11 @@ where
         let (handler, ended) = (Arc::clone(&self.handler), self.ended.0.clone());
         let (limit, own) = (self.settings.timeout, key.clone());
         let task = env::spawn(async move {
-            let outcome = execute(handler.as_ref(), task, limit).await;
+            let guard = Arc::clone(&task.guard);
+            // The call itself is inside: what it does before its first wait may panic too.
+            let work = async { handler.handle(task).await.map_err(Failure::Error) };
+            let outcome = execute(&guard, limit, work).await;
+            drop(guard);
             // Nobody listens once the consumer is dropped.
             let _ = ended.send(Ended { key: own, outcome }).await;
         });
@@ -285,9 +289,9 @@ where
                 self.metrics.send_modify(|metrics| match failure {
                     Failure::Panic(_) => metrics.panicked += 1,
                     Failure::Timeout(_) => metrics.timed_out += 1,
-                    Failure::Error(_) | Failure::Unreadable(_) => {}
+                    Failure::Error(_) | Failure::Conflict(_) | Failure::Unreadable(_) => {}
                 });
-                let mark = self.mark_of_failure(attempts);
+                let mark = self.statements.mark_of_failure(attempts);
                 tracing::warn!(task = %key, attempt = attempts + 1, last = mark == Mark::Failed, %failure, "a task failed");
                 mark
             }
@@ -304,20 +308,6 @@ where
         self.in_flight.remove(key);
         self.rewind = true;
         self.metrics.send_modify(|metrics| metrics.interrupted += 1);
-    }
-
-    fn mark_of_failure(&self, attempts: i64) -> Mark {
-        let Some(retries) = &self.statements.table().retries else {
-            return Mark::Failed;
-        };
-        let failed = u32::try_from(attempts.saturating_add(1)).unwrap_or(u32::MAX);
-        if failed >= retries.retry.attempts {
-            return Mark::Failed;
-        }
-        Mark::Again {
-            attempts,
-            wait: retries.retry.wait(failed),
-        }
     }
 
     // Rows.
@@ -604,7 +594,7 @@ where
 }
 
 /// The future's answer, or none ever.
-async fn pending_or<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+pub(super) async fn pending_or<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,

@@ -87,6 +87,12 @@ pub enum Error {
         "the database's encoding is {0}: text keys can be divided only in a database with encoding UTF8"
     )]
     Encoding(String),
+    /// Exactly once needs more of a database.
+    #[error(
+        "tasks cannot be claimed in transactions: {0}; it needs PostgreSQL, MariaDB 10.6, MySQL 8.0 (or newer) or SQLite, \
+         the primary, and a user who may update the table"
+    )]
+    NoTransactions(String),
     /// The database did not answer in time.
     #[error(
         "the database does not answer within {0:?}: check that it runs and that the network lets it be reached"

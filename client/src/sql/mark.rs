@@ -65,7 +65,7 @@ async fn one_by_one<D: Driver>(
 }
 
 /// Statements with the number of rows that each is to change.
-fn plan(statements: &Statements, finished: &[Finished]) -> Vec<(Statement, u64)> {
+pub(super) fn plan(statements: &Statements, finished: &[Finished]) -> Vec<(Statement, u64)> {
     let mut groups: BTreeMap<(u8, i64, u128), (Mark, Vec<Key>)> = BTreeMap::new();
     for one in finished {
         let order = match one.mark {
@@ -109,7 +109,7 @@ async fn together<D: Driver>(
 
 /// Whether the database refuses this row, and would again: bad data, a constraint, an error raised by a trigger.
 /// Everything else (a lost connection, a deadlock, a lock, a full disk) may pass with time.
-fn is_of_a_row(error: &sqlx::Error) -> bool {
+pub(super) fn is_of_a_row(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else {
         return false;
     };

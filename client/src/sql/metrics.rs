@@ -22,8 +22,16 @@ pub struct Metrics {
     pub interrupted: u64,
     /// Rows that were fetched, but were no longer this client's when their turn came.
     pub dropped: u64,
+    /// Rows left for later because another transaction has them locked, each time they were met. Only with
+    /// transactions.
+    pub locked: u64,
+    /// Executions that were rolled back and are tried again: a deadlock, a serialization failure, a wait for a lock that
+    /// was too long, a lost connection, or another task of the batch. They count as no attempt. Only with transactions.
+    pub rolled_back: u64,
+    /// Commits that were not answered: what became of them was read from the table. Only with transactions.
+    pub unanswered_commits: u64,
     /// Marks that changed nothing, because the row was not new any more: it was executed twice, its status was changed
-    /// by hand, or the query that found it was answered by a replica of the database that lags behind.
+    /// by hand or by its handler, or the query that found it was answered by a replica of the database that lags behind.
     pub lost_marks: u64,
     /// Tasks whose mark the database refused for a reason of the row's own (a constraint, a trigger). They are
     /// left alone for a minute, then executed again.

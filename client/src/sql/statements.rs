@@ -32,6 +32,15 @@ pub(super) enum Mark {
     Again { attempts: i64, wait: Duration },
 }
 
+/// Whether rows that are read are locked until the end of the transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lock {
+    /// They are not.
+    No,
+    /// They are; those that others have locked are left out. SQLite locks all or nothing.
+    Skip,
+}
+
 /// Where a page begins: behind this row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cursor {
@@ -106,10 +115,6 @@ impl Statements {
             table,
             schema,
         }
-    }
-
-    pub(super) fn table(&self) -> &Table {
-        &self.table
     }
 
     pub(super) fn key_type(&self) -> KeyType {
@@ -194,6 +199,50 @@ impl Statements {
             arms.join(" UNION ALL ")
         };
         Statement::new(text, binds.values)
+    }
+
+    /// Those of these rows that are still new and due.
+    pub(super) fn claim(&self, keys: &[Key], lock: Lock) -> Statement {
+        let mut binds = Binds::new(self.dialect);
+        let id = self.column("t", &self.table.id);
+        let own = match keys {
+            [] => "1 = 0".to_owned(),
+            keys => self.is_one_of(&id, keys, &mut binds),
+        };
+        // In every database: an index by status would have more rows locked than these.
+        let text = format!(
+            "SELECT {} FROM {} AS t WHERE {own} AND CASE WHEN {} THEN TRUE ELSE FALSE END{}",
+            self.selected(),
+            name(self.dialect, &self.table),
+            self.due_conditions("t").join(" AND "),
+            match lock {
+                Lock::Skip if self.dialect != Dialect::Sqlite => " FOR UPDATE SKIP LOCKED",
+                Lock::Skip | Lock::No => "",
+            }
+        );
+        Statement::new(text, binds.values)
+    }
+
+    /// The same table, of which only keys are read.
+    pub(super) fn keys_only(&self) -> Self {
+        let id = self.table.id.clone();
+        let table = self.table.clone().columns([id]);
+        Self::new(self.dialect, table, self.schema.clone())
+    }
+
+    /// What a failure leads to, after so many failed attempts before.
+    pub(super) fn mark_of_failure(&self, attempts: i64) -> Mark {
+        let Some(retries) = &self.table.retries else {
+            return Mark::Failed;
+        };
+        let failed = u32::try_from(attempts.saturating_add(1)).unwrap_or(u32::MAX);
+        if failed >= retries.retry.attempts {
+            return Mark::Failed;
+        }
+        Mark::Again {
+            attempts,
+            wait: retries.retry.wait(failed),
+        }
     }
 
     /// Marks these rows where they are still new (and, to be tried again, have failed as often as they had).

@@ -114,6 +114,9 @@ pub(super) enum Outcome {
 pub(super) enum Failure {
     #[error("{0}")]
     Error(String),
+    /// Only within a transaction of ours: it is rolled back, and this is no attempt.
+    #[error("another transaction was in the way: {0}")]
+    Conflict(String),
     #[error("the handler panicked: {0}")]
     Panic(String),
     #[error("the handler did not end within {0:?}")]
@@ -122,16 +125,14 @@ pub(super) enum Failure {
     Unreadable(String),
 }
 
-/// Runs the handler until it ends, its time is over, or the row is revoked.
-pub(super) async fn execute<R, H: Handler<R>>(
-    handler: &H,
-    task: Task<R>,
+/// Runs a handler until it ends, its time is over, or the row is revoked; then it is dropped.
+pub(super) async fn execute(
+    guard: &Row,
     limit: Option<Duration>,
+    work: impl Future<Output = Result<(), Failure>>,
 ) -> Outcome {
-    let guard = Arc::clone(&task.guard);
     let mut revoked = pin!(guard.revoked());
-    // The call itself is inside: what it does before its first wait may panic too.
-    let work = AssertUnwindSafe(async move { handler.handle(task).await }).catch_unwind();
+    let work = AssertUnwindSafe(work).catch_unwind();
     let limited = async {
         match limit {
             Some(limit) => env::timeout(limit, work)
@@ -155,7 +156,7 @@ pub(super) async fn execute<R, H: Handler<R>>(
     match ended.await {
         None => Outcome::Interrupted,
         Some(Ok(Ok(Ok(())))) => Outcome::Done,
-        Some(Ok(Ok(Err(error)))) => Outcome::Failed(Failure::Error(error)),
+        Some(Ok(Ok(Err(failure)))) => Outcome::Failed(failure),
         Some(Ok(Err(panic))) => Outcome::Failed(Failure::Panic(text_of(panic.as_ref()))),
         Some(Err(timeout)) => Outcome::Failed(timeout),
     }

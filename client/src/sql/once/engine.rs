@@ -1,0 +1,532 @@
+//! The loop: find rows, hand them to transactions, count what became of them.
+//!
+//! Rows are found by the same queries as elsewhere, without locks, and each is claimed in the transaction that works
+//! on it. So nothing depends on what the query saw.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::marker::PhantomData;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use skyschedule_common::env::{self, Instant, rng};
+use skyschedule_common::share::Dialect;
+use sqlx::{FromRow, Pool};
+use tokio::sync::watch;
+
+use super::super::consumer::Settings;
+use super::super::driver::{Driver, Head};
+use super::super::engine::pending_or;
+use super::super::fetch::{Place, Plan, fetch};
+use super::super::key::Key;
+use super::super::metrics::Metrics;
+use super::super::pace::{Idle, Trouble};
+use super::super::statements::{Mark, Statements};
+use super::super::task::Failure;
+use super::lane::{Fate, Found, Lane, Report};
+use super::{TransactionHandler, Transactions, Tx};
+use crate::client::Client;
+use crate::work::Work;
+
+/// How long a row is left alone that was locked or rolled back, at first and at most.
+const ASIDE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// How long a row is left alone whose mark the database refuses.
+const REFUSED: Duration = Duration::from_secs(60);
+
+/// How long it is remembered how often a row was left alone.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// Most rows that are remembered.
+const MAX_ASIDE: usize = 10_000;
+
+/// See the module.
+pub(in super::super) struct Engine<D: Driver, R, H> {
+    client: Client,
+    pool: Pool<D>,
+    statements: Arc<Statements>,
+    /// For the queries that find rows: what is in them is read when they are claimed.
+    keys_only: Arc<Statements>,
+    settings: Settings,
+    handler: Arc<H>,
+    metrics: watch::Sender<Metrics>,
+    row: PhantomData<fn() -> R>,
+
+    place: Place,
+    /// Rows were left behind: begin anew at the oldest one.
+    rewind: bool,
+    idle: Idle,
+    next_poll: Instant,
+    fetching: Option<BoxFuture<'static, Result<Fetched, FetchError>>>,
+    /// The newest rows of this client, kept so that their end is seen.
+    work: Option<Arc<Work>>,
+    recalled: Option<BoxFuture<'static, ()>>,
+    /// Of queries.
+    trouble: Trouble,
+    /// Of transactions.
+    away: Trouble,
+
+    queue: VecDeque<Found>,
+    lanes: FuturesUnordered<Running>,
+    most_lanes: usize,
+    /// Tells the transactions that were begun until now to come to their end.
+    hurry: Arc<AtomicBool>,
+    /// In the queue or in a transaction.
+    in_flight: HashSet<Key>,
+    aside: HashMap<Key, Aside>,
+    stopping: bool,
+}
+
+/// A row that is left alone.
+struct Aside {
+    until: Instant,
+    times: u32,
+    /// It is tried again in a transaction of its own.
+    alone: bool,
+}
+
+struct Fetched {
+    work: Arc<Work>,
+    plan: Plan,
+    heads: Vec<Head>,
+    unreadable: u64,
+    place: Place,
+}
+
+enum FetchError {
+    Closed,
+    Database(Place, String),
+}
+
+/// A transaction that goes on; it is rolled back when this is dropped.
+struct Running {
+    keys: Vec<Key>,
+    task: env::JoinHandle<Report>,
+}
+
+impl Future for Running {
+    type Output = (Vec<Key>, Result<Report, env::JoinError>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let ended = ready!(Pin::new(&mut self.task).poll(context));
+        Poll::Ready((mem::take(&mut self.keys), ended))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl<D, R, H> Engine<D, R, H>
+where
+    D: Driver,
+    R: for<'r> FromRow<'r, D::Row> + Send + 'static,
+    H: TransactionHandler<R, Tx<D>>,
+{
+    pub(in super::super) fn new(
+        client: Client,
+        pool: Pool<D>,
+        statements: Arc<Statements>,
+        settings: Settings,
+        handler: H,
+        metrics: watch::Sender<Metrics>,
+    ) -> Self {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(2);
+        let most_lanes = match D::DIALECT {
+            // More would wait for the one lock.
+            Dialect::Sqlite => 1,
+            // One connection is left for the queries.
+            _ => settings
+                .concurrency
+                .min(connections.saturating_sub(1))
+                .max(1),
+        };
+        Self {
+            idle: Idle::new(settings.longest_idle),
+            keys_only: Arc::new(statements.keys_only()),
+            client,
+            pool,
+            statements,
+            settings,
+            handler: Arc::new(handler),
+            metrics,
+            row: PhantomData,
+            place: Place::new(),
+            rewind: false,
+            next_poll: env::now(),
+            fetching: None,
+            work: None,
+            recalled: None,
+            trouble: Trouble::default(),
+            away: Trouble::default(),
+            queue: VecDeque::new(),
+            lanes: FuturesUnordered::new(),
+            most_lanes,
+            hurry: Arc::default(),
+            in_flight: HashSet::new(),
+            aside: HashMap::new(),
+            stopping: false,
+        }
+    }
+
+    pub(in super::super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut shares = self.client.shares();
+        loop {
+            let now = env::now();
+            self.begin_transactions(now);
+            self.begin_fetch(now);
+            self.show();
+            if self.stopping && self.lanes.is_empty() {
+                break;
+            }
+            let wake = self.wake(now);
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop), if !self.stopping => self.stop(),
+                Some((keys, report)) = self.lanes.next() => self.take_report(&keys, report),
+                fetched = pending_or(&mut self.fetching) => {
+                    self.fetching = None;
+                    self.take_fetched(fetched);
+                }
+                () = pending_or(&mut self.recalled) => {
+                    self.recalled = None;
+                    self.look_anew();
+                }
+                changed = shares.changed(), if !self.stopping => match changed {
+                    Ok(()) => self.look_anew(),
+                    Err(_) => self.stop(),
+                },
+                () = env::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    // Transactions.
+
+    fn begin_transactions(&mut self, now: Instant) {
+        while self.lanes.len() < self.most_lanes
+            && !self.stopping
+            && !self.away.lasts(now)
+            && !self.queue.is_empty()
+        {
+            let rows = self.next_rows();
+            let keys = rows.iter().map(|row| row.key.clone()).collect();
+            let lane = Lane {
+                pool: self.pool.clone(),
+                statements: Arc::clone(&self.statements),
+                handler: Arc::clone(&self.handler),
+                settings: self.settings.clone(),
+                metrics: self.metrics.clone(),
+                hurry: Arc::clone(&self.hurry),
+                row: self.row,
+            };
+            let task = env::spawn(lane.run(rows));
+            self.lanes.push(Running { keys, task });
+        }
+    }
+
+    /// The rows of the next transaction.
+    fn next_rows(&mut self) -> Vec<Found> {
+        let most = match self.settings.transactions {
+            Transactions::PerTask => 1,
+            Transactions::PerBatch => {
+                // For all that have nothing to do.
+                let free = self.most_lanes - self.lanes.len();
+                self.queue.len().div_ceil(free).min(self.settings.batch)
+            }
+        };
+        let mut rows = Vec::with_capacity(most);
+        while rows.len() < most
+            && let Some(next) = self.queue.front()
+        {
+            let alone = self.aside.get(&next.key).is_some_and(|aside| aside.alone);
+            if alone && !rows.is_empty() {
+                break;
+            }
+            rows.extend(self.queue.pop_front());
+            if alone {
+                break;
+            }
+        }
+        rows
+    }
+
+    fn take_report(&mut self, keys: &[Key], report: Result<Report, env::JoinError>) {
+        for key in keys {
+            self.in_flight.remove(key);
+        }
+        let report = match report {
+            Ok(report) => report,
+            Err(error) => {
+                tracing::error!(%error, "a transaction was broken off");
+                for key in keys {
+                    self.set_aside(key, true);
+                }
+                return;
+            }
+        };
+        self.metrics.send_modify(|metrics| {
+            metrics.lost_marks += report.lost;
+            metrics.unanswered_commits += u64::from(report.asked);
+        });
+        if report.lost > 0 {
+            tracing::warn!(
+                rows = report.lost,
+                "marks changed nothing: handlers have changed the status of their rows themselves"
+            );
+        }
+        let mut lost = report.lost;
+        let mut away = None;
+        for (key, fate) in report.fates {
+            match fate {
+                // Its handler has marked it otherwise.
+                Fate::Marked(Mark::Done, _) if lost > 0 => lost -= 1,
+                Fate::Marked(mark, failure) => self.take_mark(&key, mark, failure.as_ref()),
+                Fate::Dropped => {
+                    self.rewind = true;
+                    self.count(|metrics| metrics.dropped += 1);
+                }
+                Fate::Interrupted => {
+                    self.rewind = true;
+                    self.count(|metrics| metrics.interrupted += 1);
+                }
+                Fate::Locked => {
+                    self.count(|metrics| metrics.locked += 1);
+                    self.set_aside(&key, false);
+                }
+                Fate::Again(error) => {
+                    tracing::info!(task = %key, %error, "a task was rolled back: it is tried again");
+                    self.count(|metrics| metrics.rolled_back += 1);
+                    self.rewind = true;
+                    self.set_aside(&key, true);
+                }
+                Fate::Refused(error) => {
+                    tracing::error!(task = %key, %error, "the database refuses the mark of a task; it is left alone for a minute");
+                    self.count(|metrics| metrics.refused_marks += 1);
+                    self.set_aside(&key, true);
+                    if let Some(aside) = self.aside.get_mut(&key) {
+                        aside.until = env::now() + REFUSED;
+                    }
+                }
+                Fate::Away(error) => {
+                    self.rewind = true;
+                    away = Some(error);
+                }
+                Fate::Left => self.rewind = true,
+                Fate::Gone => {}
+            }
+        }
+        match away {
+            Some(error) => {
+                let wait = self.away.note(env::now());
+                self.note_trouble("tasks cannot be claimed", &error, wait);
+            }
+            None if self.away.end() => self.note_success(),
+            None => {}
+        }
+    }
+
+    fn take_mark(&mut self, key: &Key, mark: Mark, failure: Option<&Failure>) {
+        self.aside.remove(key);
+        if let Some(failure) = failure {
+            tracing::warn!(task = %key, last = mark == Mark::Failed, %failure, "a task failed");
+        }
+        self.count(|metrics| {
+            match failure {
+                Some(Failure::Panic(_)) => metrics.panicked += 1,
+                Some(Failure::Timeout(_)) => metrics.timed_out += 1,
+                _ => {}
+            }
+            match mark {
+                Mark::Done => metrics.done += 1,
+                Mark::Failed => metrics.failed += 1,
+                Mark::Again { .. } => metrics.retried += 1,
+            }
+        });
+    }
+
+    fn count(&self, one_more: impl FnOnce(&mut Metrics)) {
+        self.metrics.send_modify(one_more);
+    }
+
+    /// Leaves a row alone for a while, longer each time.
+    fn set_aside(&mut self, key: &Key, alone: bool) {
+        let now = env::now();
+        if !self.aside.contains_key(key) && self.aside.len() >= MAX_ASIDE {
+            // Rather all rows than none at a time.
+            self.away.note(now);
+            return;
+        }
+        let aside = self.aside.entry(key.clone()).or_insert(Aside {
+            until: now,
+            times: 0,
+            alone: false,
+        });
+        let (first, longest) = ASIDE;
+        let wait = first.saturating_mul(1 << aside.times.min(10)).min(longest);
+        aside.until = now + rng::jitter(wait, 0.5);
+        aside.times += 1;
+        aside.alone |= alone;
+        self.next_poll = self.next_poll.min(aside.until);
+    }
+
+    // Rows.
+
+    fn begin_fetch(&mut self, now: Instant) {
+        let enough = self.queue.len() > self.settings.batch / 2;
+        if self.fetching.is_some()
+            || self.stopping
+            || enough
+            || now < self.next_poll
+            || self.trouble.lasts(now)
+            || self.away.lasts(now)
+        {
+            return;
+        }
+        self.aside.retain(|_, aside| now < aside.until + REMEMBERED);
+        let mut place = mem::replace(&mut self.place, Place::new());
+        if mem::take(&mut self.rewind) {
+            place.rewind();
+        }
+        let mut known = self.in_flight.clone();
+        let aside = self.aside.iter().filter(|(_, aside)| now < aside.until);
+        known.extend(aside.map(|(key, _)| key.clone()));
+        let (client, pool) = (self.client.clone(), self.pool.clone());
+        let statements = Arc::clone(&self.keys_only);
+        let (batch, limit) = (self.settings.batch, self.settings.database_timeout);
+        let metrics = self.metrics.clone();
+        self.fetching = Some(Box::pin(async move {
+            let Ok(work) = client.acquire().await else {
+                return Err(FetchError::Closed);
+            };
+            let plan = place.plan(&statements, work.share(), work.epoch(), batch, &known);
+            metrics.send_modify(|metrics| metrics.polls += 1);
+            match env::timeout(limit, fetch(&pool, &statements, &plan.statement)).await {
+                Ok(Ok((rows, unreadable))) => Ok(Fetched {
+                    work: Arc::new(work),
+                    plan,
+                    heads: rows.into_iter().map(|(head, _)| head).collect(),
+                    unreadable,
+                    place,
+                }),
+                Ok(Err(error)) => Err(FetchError::Database(place, error.to_string())),
+                Err(elapsed) => Err(FetchError::Database(place, elapsed.to_string())),
+            }
+        }));
+    }
+
+    fn take_fetched(&mut self, fetched: Result<Fetched, FetchError>) {
+        let now = env::now();
+        let fetched = match fetched {
+            Ok(fetched) => fetched,
+            Err(FetchError::Closed) => return self.stop(),
+            Err(FetchError::Database(place, error)) => {
+                self.place = place;
+                let wait = self.trouble.note(now);
+                return self.note_trouble("rows cannot be fetched", &error, wait);
+            }
+        };
+        if self.trouble.end() {
+            self.note_success();
+        }
+        let Fetched {
+            work,
+            plan,
+            heads,
+            unreadable,
+            place,
+        } = fetched;
+        self.place = place;
+        let mut found = false;
+        for head in &heads {
+            let key = &head.key;
+            let elsewhere = plan
+                .filter
+                .as_ref()
+                .is_some_and(|own| !own.contains(key.into()));
+            let aside = self.aside.get(key).is_some_and(|aside| now < aside.until);
+            if elsewhere || aside || !self.in_flight.insert(key.clone()) {
+                continue;
+            }
+            found = true;
+            self.queue.push_back(Found {
+                work: Arc::clone(&work),
+                key: key.clone(),
+            });
+        }
+        let more = self.place.advance(&plan, &heads, found);
+        self.next_poll = now + self.idle.wait(found, more);
+        self.recalled = Some(Box::pin(work.recalled()));
+        self.work = Some(work);
+        let lag = heads.iter().map(|head| head.lag).fold(0.0_f64, f64::max);
+        self.metrics.send_modify(|metrics| {
+            metrics.unreadable += unreadable;
+            metrics.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);
+        });
+    }
+
+    /// The share has changed: there may be other rows, and others may be waiting for some of these.
+    fn look_anew(&mut self) {
+        self.rewind = true;
+        self.next_poll = env::now();
+        mem::take(&mut self.hurry).store(true, Ordering::Relaxed);
+    }
+
+    // The database's state, and the end.
+
+    fn note_trouble(&self, what: &str, error: &str, retry_in: Duration) {
+        tracing::warn!(%error, ?retry_in, "{what}");
+        self.count(|metrics| {
+            metrics.database_errors += 1;
+            metrics.trouble = Some(error.to_owned());
+        });
+    }
+
+    fn note_success(&self) {
+        tracing::info!("the database answers again");
+        self.count(|metrics| metrics.trouble = None);
+    }
+
+    /// No new rows; what waits goes back.
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.hurry.store(true, Ordering::Relaxed);
+        for found in self.queue.drain(..) {
+            self.in_flight.remove(&found.key);
+        }
+        self.fetching = None;
+        self.recalled = None;
+        self.work = None;
+    }
+
+    /// When there is something to do, if nothing happens before.
+    fn wake(&self, now: Instant) -> Instant {
+        const LONGEST: Duration = Duration::from_secs(1);
+        let mut wake = now + LONGEST;
+        let waits = [self.trouble.until(now), self.away.until(now)];
+        match waits.into_iter().flatten().max() {
+            Some(until) => wake = wake.min(until),
+            None if self.fetching.is_none() && !self.stopping && now < self.next_poll => {
+                wake = wake.min(self.next_poll);
+            }
+            None => {}
+        }
+        wake
+    }
+
+    fn show(&self) {
+        self.metrics.send_if_modified(|metrics| {
+            let (running, waiting) = (self.lanes.len(), self.queue.len());
+            let changed = (metrics.running, metrics.waiting) != (running, waiting);
+            (metrics.running, metrics.waiting) = (running, waiting);
+            changed
+        });
+    }
+}
