@@ -13,16 +13,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skyschedule_client::sql::{self, AnyBacklog, Database, Stopper, Task};
+use skyschedule_client::sql::{
+    self, AnyBacklog, AnyConsumer, AnyTx, Database, Metrics, Stopper, Task,
+};
 use skyschedule_client::{Client, ConnectError};
 use skyschedule_common::env;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use ledger::{Ledger, LedgerError};
+use options::Delivery;
 pub use options::Options;
 
-/// Connections to the database: two for the consumer, one for the ledger, one to look whether anything is due.
+/// Connections to the database: two for the consumer, one for the ledger, one to look whether anything is due; and
+/// one for each transaction. They are opened when they are needed.
 const CONNECTIONS: u32 = 4;
 
 /// For so long nothing must be due, to call the table empty.
@@ -69,7 +73,12 @@ pub async fn run(options: Options) -> ExitCode {
 }
 
 async fn work(options: Options) -> Result<(), Failure> {
-    let database = Database::connect(&options.database_url(), CONNECTIONS).await?;
+    let transactions = match options.delivery {
+        Delivery::AtLeastOnce => 0,
+        Delivery::ExactlyOnce => u32::try_from(options.concurrency).unwrap_or(u32::MAX),
+    };
+    let connections = CONNECTIONS.saturating_add(transactions);
+    let database = Database::connect(&options.database_url(), connections).await?;
     if options.create {
         let created = table::create(&database, &options.table).await;
         created.map_err(Failure::Prepare)?;
@@ -102,17 +111,40 @@ async fn consume(options: &Options, database: Database, client: &Client) -> Resu
     let consumer = sql::consumer(client, table)
         .batch(options.batch)
         .concurrency(options.concurrency)
+        .transactions(options.transactions.into())
         .on_any(database.clone())
         .await?;
     stop_when_asked(consumer.stopper())?;
     if options.until_empty {
         env::spawn(stop_when_empty(consumer.backlog(), consumer.stopper()));
     }
+    let metrics = match options.delivery {
+        Delivery::AtLeastOnce => at_least_once(options, consumer, database, client).await?,
+        Delivery::ExactlyOnce => exactly_once(options, consumer, &database, client).await?,
+    };
+    tracing::info!(
+        done = metrics.done,
+        failed = metrics.failed,
+        lost_marks = metrics.lost_marks,
+        locked = metrics.locked,
+        rolled_back = metrics.rolled_back,
+        dropped = metrics.dropped,
+        polls = metrics.polls,
+        "stopped"
+    );
+    Ok(())
+}
+
+async fn at_least_once(
+    options: &Options,
+    consumer: AnyConsumer,
+    database: Database,
+    client: &Client,
+) -> Result<Metrics, Failure> {
     let ledger = match options.ledger {
         true => Some(Ledger::open(database, client.client_id()).await?),
         false => None,
     };
-
     let takes = Duration::from_millis(options.work_ms);
     let ledger = Arc::new(ledger);
     let handler = move |task: Task<(Option<String>,)>| {
@@ -126,16 +158,36 @@ async fn consume(options: &Options, database: Database, client: &Client) -> Resu
             }
         }
     };
-    let metrics = consumer.run(handler).await;
-    tracing::info!(
-        done = metrics.done,
-        failed = metrics.failed,
-        lost_marks = metrics.lost_marks,
-        dropped = metrics.dropped,
-        polls = metrics.polls,
-        "stopped"
-    );
-    Ok(())
+    Ok(consumer.run(handler).await)
+}
+
+/// The same; what it writes is committed with the mark.
+async fn exactly_once(
+    options: &Options,
+    consumer: AnyConsumer,
+    database: &Database,
+    client: &Client,
+) -> Result<Metrics, Failure> {
+    if options.ledger {
+        ledger::check(database).await?;
+    }
+    let (takes, with_ledger) = (Duration::from_millis(options.work_ms), options.ledger);
+    let client = client.client_id().clone();
+    let handler = move |task: Task<(Option<String>,)>, mut transaction: AnyTx| {
+        let client = client.clone();
+        async move {
+            let started_us = env::unix_micros();
+            env::sleep(takes).await; // a service would work here, through the transaction
+            match with_ledger {
+                true => {
+                    let (key, epoch) = (task.key(), task.epoch());
+                    ledger::write_within(&mut transaction, &client, key, epoch, started_us).await
+                }
+                false => Ok(()),
+            }
+        }
+    };
+    Ok(consumer.run_in_transaction(handler).await?)
 }
 
 async fn connect(options: &Options) -> Result<Client, Failure> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use skyschedule_client::Consistency;
-use skyschedule_client::sql::Table;
+use skyschedule_client::sql::{Table, Transactions};
 
 /// Works through the rows of a task table that are its own.
 #[derive(Debug, Parser)]
@@ -53,10 +53,16 @@ pub struct Options {
     /// How long each task takes, in milliseconds.
     #[arg(long, env = "SKY_WORK_MS", default_value_t = 0)]
     pub(super) work_ms: u64,
+    /// What a kill can cost: tasks executed twice, or nothing, since all that is done is one transaction.
+    #[arg(long, env = "SKY_DELIVERY", value_enum, default_value_t)]
+    pub(super) delivery: Delivery,
+    /// With exactly-once: what shares a transaction.
+    #[arg(long, env = "SKY_TRANSACTIONS", value_enum, default_value_t)]
+    pub(super) transactions: Scope,
     /// What the group must promise; a new group is made so.
     #[arg(long, env = "SKY_CONSISTENCY")]
     pub(super) consistency: Option<Promise>,
-    /// Write each execution into the table task_log.
+    /// Write each execution into the table task_log; with exactly-once in the task's own transaction.
     #[arg(long, env = "SKY_LEDGER")]
     pub(super) ledger: bool,
     /// Make the tables, where they do not exist.
@@ -82,6 +88,35 @@ impl Options {
         }
         let separator = if url.contains('?') { '&' } else { '?' };
         format!("{url}{separator}mode=rwc")
+    }
+}
+
+/// How often a task has an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum Delivery {
+    /// Executed, then marked.
+    #[default]
+    AtLeastOnce,
+    /// Claimed, executed and marked in one transaction.
+    ExactlyOnce,
+}
+
+/// What shares a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum Scope {
+    /// Nothing: each task has its own.
+    #[default]
+    PerTask,
+    /// The tasks of a batch.
+    PerBatch,
+}
+
+impl From<Scope> for Transactions {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::PerTask => Self::PerTask,
+            Scope::PerBatch => Self::PerBatch,
+        }
     }
 }
 
