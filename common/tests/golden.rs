@@ -70,6 +70,7 @@ variants!(
         Update,
         Pull,
         Goodbye,
+        Peer,
     }
 );
 

@@ -9,8 +9,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`state`] | the pure core: decides everything |
-//! | [`consensus`] | makes decisions durable, and applies them in order |
+//! | [`consensus`] | the replicas agree: makes decisions durable on a quorum, and applies them in order |
 //! | [`coordinator`] | turns events into commands, and effects into messages |
+//! | `peers` | connections between replicas |
 //! | `session` | one connection: handshake, deadlines, bounded queue |
 //! | [`config`], [`metrics`], [`view`] | what operators set and see |
 //! | [`capacity`] | no code: how many clients, what they cost, and how to plan for more |
@@ -24,6 +25,7 @@ pub mod config;
 pub mod consensus;
 pub mod coordinator;
 pub mod metrics;
+mod peers;
 mod server;
 mod session;
 pub mod state;

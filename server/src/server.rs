@@ -4,14 +4,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use skyschedule_common::auth::AuthError;
+use skyschedule_common::auth::{AuthError, ClusterKey};
 use skyschedule_common::env::net::TcpListener;
 use skyschedule_common::env::{self, JoinHandle};
 use tokio::sync::{mpsc, watch};
 
 use crate::admin::Admin;
 use crate::config::{Config, ConfigError};
-use crate::consensus::{Consensus, ConsensusError, Options, Storage};
+use crate::consensus::{Cluster, Consensus, ConsensusError, Options, Storage};
 use crate::coordinator::{Coordinator, Handle, Identity};
 use crate::metrics::Metrics;
 use crate::session::{BACKLOG, Limits, Listener, Users};
@@ -142,6 +142,18 @@ impl Server {
             ),
             None => None,
         };
+        let advertise = config
+            .advertise
+            .clone()
+            .or_else(|| config.peers.get(&config.replica_id).cloned())
+            .unwrap_or_else(|| address.to_string());
+        let memory = Options {
+            replica_id: config.replica_id,
+            advertise,
+            cluster: cluster(&config).await?,
+            timing: config.timing,
+            ..memory
+        };
         let (consensus, decided) = Consensus::open(memory).await?;
 
         let metrics = Metrics::new();
@@ -149,10 +161,6 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let identity = Identity {
             replica_id: config.replica_id,
-            address: config
-                .advertise
-                .clone()
-                .unwrap_or_else(|| address.to_string()),
         };
         let (coordinator, handle) =
             Coordinator::new(identity, consensus.clone(), decided, inbox, metrics.clone());
@@ -161,8 +169,9 @@ impl Server {
             per_address: config.limits.max_connections_per_address,
             login_deadline: config.limits.login_timeout,
         };
-        let listener = Listener::new(socket, limits, users, events, metrics.clone());
-        tracing::info!(%address, replica = config.replica_id, "listens for clients");
+        let peers = consensus.peers().cloned();
+        let listener = Listener::new(socket, limits, users, events, metrics.clone(), peers);
+        tracing::info!(%address, replica = config.replica_id, "listens for clients and replicas");
         let coordinator = env::spawn(coordinator.run(stopped.clone()));
         let listener = env::spawn(listener.run(stopped.clone()));
         let admin = admin.map(|admin| {
@@ -236,7 +245,8 @@ impl Server {
         }
     }
 
-    /// Tells the clients, and stops. No share moves: the members go on by themselves until a server is back.
+    /// Hands the leadership over, tells the clients, and stops. No share moves: another replica serves the
+    /// members, and without one they go on by themselves until a server is back.
     ///
     /// # Errors
     /// When a part of the server had failed before.
@@ -259,4 +269,19 @@ impl Server {
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// The replicas of the configuration; none, if this one is alone.
+async fn cluster(config: &Config) -> Result<Option<Cluster>, StartError> {
+    if config.peers.len() < 2 {
+        return Ok(None);
+    }
+    let key = match config.cluster_secret.clone() {
+        Some(secret) => env::blocking(move || ClusterKey::derive(&secret)).await?,
+        None => ClusterKey::open(),
+    };
+    Ok(Some(Cluster {
+        replicas: config.peers.clone(),
+        key,
+    }))
 }

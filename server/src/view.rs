@@ -49,6 +49,8 @@ pub struct GroupView {
     pub consistency: Consistency,
     /// Whether a replica without a quorum numbers it.
     pub degraded: bool,
+    /// Whether the replica that answers does not lead: it shows what it knows.
+    pub stale: bool,
     /// Length of leases in force, in milliseconds.
     pub lease_ms: u32,
     /// Whether rows are moving.

@@ -25,7 +25,10 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 #[test]
 fn a_group_shows_its_members_and_their_numbers() {
     let server = Running::local();
-    assert_eq!(server.get("/api/v1/groups").json(), json!({"groups": []}));
+    assert_eq!(
+        server.get("/api/v1/groups").json(),
+        json!({"groups": [], "stale": false})
+    );
     let _a = server.member("orders", "a");
     let shown = server.get("/api/v1/groups/orders");
     assert_eq!(shown.status, 200);
@@ -38,6 +41,7 @@ fn a_group_shows_its_members_and_their_numbers() {
         "epoch",
         "consistency",
         "degraded",
+        "stale",
         "settings",
         "members",
     ];
@@ -74,7 +78,7 @@ fn a_group_shows_its_members_and_their_numbers() {
     );
     assert_eq!(member["target"], Value::Null);
     assert_eq!(member["pending_since_ms"], Value::Null);
-    let list = json!({"groups": [group]});
+    let list = json!({"groups": [group], "stale": false});
     assert_eq!(server.get("/api/v1/groups").json(), list);
 }
 
@@ -329,7 +333,7 @@ fn what_is_not_there_is_an_error_of_the_same_shape() {
     }
     assert_eq!(
         server.get("/api/v1/groups").json(),
-        json!({"groups": []}),
+        json!({"groups": [], "stale": false}),
         "nothing was created"
     );
 }

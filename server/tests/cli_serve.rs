@@ -78,6 +78,7 @@ fn bad_configurations_end_with_2_and_everything_that_is_wrong() {
         "SKY_LOG_FORMAT: \"xml\"",
         "listen: 0.0.0.0:0 can be reached from other machines",
         "peers: lists 2 replicas",
+        "peers: 0.0.0.0:0 can be reached from other machines, and there is no cluster_secret",
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
     for (line, expected) in lines.iter().zip(expected) {

@@ -48,7 +48,7 @@ async fn two_hundred_thousand_decisions_need_no_more_disk_than_half_of_them() {
     let mut sizes = Vec::new();
     for at in (0..200_000u64).step_by(500) {
         consensus
-            .propose((at..at + 500).map(coming_and_going).collect())
+            .propose(&(at..at + 500).map(coming_and_going).collect::<Vec<_>>())
             .unwrap();
         answered(&mut decided, 500).await;
         sizes.push(fs::metadata(folder.store()).unwrap().len());

@@ -14,7 +14,7 @@ use std::fs;
 
 use proptest::prelude::*;
 use skyschedule_server::consensus::{
-    Consensus, ConsensusError, Decided, MemoryDisk, NotLeader, Options, ProposeError, Storage,
+    ConfirmError, Consensus, ConsensusError, Decided, MemoryDisk, Options, ProposeError, Storage,
 };
 use skyschedule_server::state::State;
 use store_common::{TempDir, answered, command, group, open, propose, state_after, try_open};
@@ -32,10 +32,10 @@ async fn a_restart_knows_all_and_leads_anew() {
     let other_handle = consensus.clone();
     consensus.shutdown().await;
     assert_eq!(
-        other_handle.propose(vec![command(0)]),
+        other_handle.propose(&[command(0)]),
         Err(ProposeError::Stopped)
     );
-    assert_eq!(other_handle.confirm().await, Err(NotLeader));
+    assert_eq!(other_handle.confirm().await, Err(ConfirmError::NotLeader));
     assert!(decided.recv().await.is_none(), "the answers end");
 
     let (consensus, _decided) = open(folder.options()).await;
@@ -70,7 +70,7 @@ async fn answers_come_in_order_and_with_the_effects_of_each_command() {
     let mut at = 0;
     for size in sizes {
         consensus
-            .propose((at..at + size).map(command).collect())
+            .propose(&(at..at + size).map(command).collect::<Vec<_>>())
             .unwrap();
         at += size;
     }
@@ -93,7 +93,7 @@ async fn who_takes_no_answers_is_told_busy_and_loses_nothing() {
     let (consensus, mut decided) = open(on(&disk)).await;
     let mut taken = 0;
     let refused = loop {
-        match consensus.propose(vec![command(taken)]) {
+        match consensus.propose(&[command(taken)]) {
             Ok(()) => taken += 1,
             Err(error) => break error,
         }
@@ -110,7 +110,7 @@ async fn who_takes_no_answers_is_told_busy_and_loses_nothing() {
 async fn shutdown_writes_what_was_proposed_before() {
     let disk = MemoryDisk::new();
     let (consensus, decided) = open(on(&disk)).await;
-    (0..50).for_each(|at| consensus.propose(vec![command(at)]).unwrap());
+    (0..50).for_each(|at| consensus.propose(&[command(at)]).unwrap());
     consensus.shutdown().await;
     drop(decided);
     disk.crash(|| false);
@@ -133,9 +133,10 @@ async fn a_failed_write_is_fatal_and_loses_nothing_that_was_answered() {
         let mut answered = 3;
         let error = loop {
             // Refused when the failure, of a snapshot, is already known.
-            let _ = consensus.propose(vec![command(answered)]);
+            let _ = consensus.propose(&[command(answered)]);
             match decided.recv().await {
                 Some(Decided::Applied { .. }) => answered += 1,
+                Some(Decided::Lost { .. }) => {}
                 Some(Decided::Failed(error)) => break error,
                 None => panic!("it ended without a reason"),
             }
@@ -146,10 +147,10 @@ async fn a_failed_write_is_fatal_and_loses_nothing_that_was_answered() {
             "{error}"
         );
         assert_eq!(
-            consensus.propose(vec![command(answered)]),
+            consensus.propose(&[command(answered)]),
             Err(ProposeError::Stopped)
         );
-        assert_eq!(consensus.confirm().await, Err(NotLeader));
+        assert_eq!(consensus.confirm().await, Err(ConfirmError::NotLeader));
         assert!(decided.recv().await.is_none());
         disk.crash(|| false);
         let (consensus, _decided) = open(options()).await;
@@ -178,7 +179,7 @@ proptest! {
             propose(&consensus, &mut decided, 0, before, 2).await;
             disk.fail_after(operations);
             let mut answered = before;
-            while consensus.propose(vec![command(answered)]).is_ok() {
+            while consensus.propose(&[command(answered)]).is_ok() {
                 match decided.recv().await {
                     Some(Decided::Applied { .. }) => answered += 1,
                     _ => break,
@@ -228,7 +229,7 @@ async fn a_store_of_a_later_version_is_refused() {
     write
         .open_table(about)
         .unwrap()
-        .insert("format", 2)
+        .insert("format", 3)
         .unwrap();
     write.commit().unwrap();
     drop(database);
@@ -237,8 +238,8 @@ async fn a_store_of_a_later_version_is_refused() {
         matches!(
             error,
             ConsensusError::Newer {
-                found: 2,
-                known: 1,
+                found: 3,
+                known: 2,
                 ..
             }
         ),
@@ -333,7 +334,7 @@ async fn a_start_that_was_interrupted_is_begun_anew() {
 #[tokio::test]
 async fn a_decision_that_is_too_large_is_refused() {
     let (consensus, mut decided) = open(on(&MemoryDisk::new())).await;
-    let refused = consensus.propose((0..600_000).map(command).collect());
+    let refused = consensus.propose(&(0..600_000).map(command).collect::<Vec<_>>());
     assert!(
         matches!(refused, Err(ProposeError::TooLarge { .. })),
         "{refused:?}"

@@ -41,6 +41,11 @@ impl Admin {
         }
     }
 
+    /// The answer to any read: its status and its body.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        self.answer("GET", path, None).await
+    }
+
     /// The members of a group, by their client ids.
     pub async fn members(&self, group: &str) -> Vec<String> {
         let group = self.group(group).await.unwrap_or_default();

@@ -5,6 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`server`] | a `skyschedule serve` process: started, signalled, killed, restarted where it was |
+//! | [`cluster`] | three of them that form one cluster |
 //! | [`member`] | a `test-client` process: a real client that tells what it sees and does what it is told |
 //! | [`numbering`] | whether members divide the rows among themselves, and the wait until they do |
 //! | [`ledger`] | whether no row had two workers, or none |
@@ -24,6 +25,8 @@
 
 #[cfg(not(sim))]
 pub mod admin;
+#[cfg(not(sim))]
+pub mod cluster;
 #[cfg(not(sim))]
 pub mod ledger;
 #[cfg(not(sim))]

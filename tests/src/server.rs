@@ -29,6 +29,7 @@ pub struct Server {
     admin: SocketAddr,
     folder: TempDir,
     user: Option<&'static str>,
+    more: Vec<String>,
     log: Log,
 }
 
@@ -57,13 +58,44 @@ impl Server {
             admin: (address, 9980).into(),
             folder: TempDir::new().expect("a temporary folder can be made"),
             user: Some(USER),
+            more: Vec::new(),
             log: Log::default(),
         }
+    }
+
+    /// Another flag of `skyschedule serve`, from its next start on.
+    pub fn flag(&mut self, name: &str, value: &str) {
+        self.more.extend([name.to_owned(), value.to_owned()]);
+    }
+
+    /// Takes its disk away, while it does not run.
+    pub fn lose_disk(&mut self) {
+        assert!(self.process.is_none(), "the server runs");
+        self.folder = TempDir::new().expect("a temporary folder can be made");
+    }
+
+    /// Gives it the disk of another server, while both do not run, and that one its own.
+    pub fn swap_disks(&mut self, other: &mut Self) {
+        assert!(
+            self.process.is_none() && other.process.is_none(),
+            "a server runs"
+        );
+        std::mem::swap(&mut self.folder, &mut other.folder);
+    }
+
+    /// Whether its process runs.
+    pub fn runs(&self) -> bool {
+        self.process.is_some()
     }
 
     /// Starts the server where it was, with what it remembers, and waits until it is ready.
     pub async fn restart(&mut self) {
         self.launch();
+        self.ready().await;
+    }
+
+    /// Waits until it can number clients.
+    pub async fn ready(&mut self) {
         let deadline = env::now() + PATIENCE;
         while !self.admin().is_ready().await {
             let status = self
@@ -94,6 +126,7 @@ impl Server {
             .args(["--admin", &self.admin.to_string()])
             .arg("--data-dir")
             .arg(self.folder.path())
+            .args(&self.more)
             .env("RUST_LOG", "info")
             .stdin(Stdio::null())
             .stdout(Stdio::null());

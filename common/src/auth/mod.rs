@@ -34,6 +34,7 @@
 //! ```
 
 mod client;
+mod cluster;
 mod key_cache;
 mod scram;
 mod server;
@@ -45,6 +46,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use crate::protocol::bounded::{BoundedString, BoundedVec};
 
 pub use client::{ClientExchange, ServerCheck};
+pub use cluster::{ClusterKey, Introduction, Role};
 pub use server::{Decoys, ServerExchange, StoredUser};
 
 /// Rounds of PBKDF2 for a new user: some ten milliseconds of one core, once a process, and the price of

@@ -82,6 +82,25 @@ where
     Ok(handle.spawn(future))
 }
 
+/// How long what is left of a runtime of its own may take to end.
+const LEFTOVERS: Duration = Duration::from_secs(1);
+
+pub(super) fn spawn_apart<F>(name: &str, future: F) -> Result<(), IoThreadError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name(name)
+        .enable_all()
+        .build()?;
+    thread::Builder::new().name(name.into()).spawn(move || {
+        runtime.block_on(future);
+        runtime.shutdown_timeout(LEFTOVERS);
+    })?;
+    Ok(())
+}
+
 fn start_io_thread() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
@@ -121,6 +140,21 @@ pub(super) async fn accept(listener: &TcpListener) -> io::Result<(Socket, Socket
 
 pub(super) async fn resolve(name: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(tokio::net::lookup_host(name).await?.collect())
+}
+
+/// Registers `socket` with the present runtime.
+#[cfg(unix)]
+pub(super) fn move_here(socket: &mut Socket) -> io::Result<()> {
+    use std::os::fd::AsFd as _;
+    let descriptor = socket.as_fd().try_clone_to_owned()?;
+    *socket = TcpStream::from_std(descriptor.into())?;
+    Ok(())
+}
+
+/// Elsewhere it stays where it is, which costs no more than some delay.
+#[cfg(not(unix))]
+pub(super) fn move_here(_: &mut Socket) -> io::Result<()> {
+    Ok(())
 }
 
 /// Makes the drop of `socket`, which follows at once, send a reset instead of a FIN.

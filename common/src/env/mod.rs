@@ -10,7 +10,7 @@
 //! | to wait, or to limit a wait | [`sleep`], [`sleep_until`], [`sleep_roughly`], [`timeout`] |
 //! | a date to show or to log | [`unix_micros`] |
 //! | random numbers, secrets, jitter | [`rng`] |
-//! | a task | [`spawn`], [`blocking`]; [`io_spawn`] for what must never wait for a user's code |
+//! | a task | [`spawn`], [`blocking`]; [`io_spawn`] for what must never wait for a user's code, [`spawn_apart`] for what must wait for nothing |
 //! | sockets and names | [`net`] |
 
 mod instant;
@@ -29,5 +29,5 @@ use machine as world;
 use sim::world;
 
 pub use instant::Instant;
-pub use task::{IoThreadError, JoinError, JoinHandle, blocking, io_spawn, spawn};
+pub use task::{IoThreadError, JoinError, JoinHandle, blocking, io_spawn, spawn, spawn_apart};
 pub use time::{Elapsed, now, sleep, sleep_roughly, sleep_until, timeout, timeout_at, unix_micros};

@@ -42,6 +42,15 @@ impl Stream {
         self.resets = false;
     }
 
+    /// From here on the present runtime watches this stream, in place of the one that opened or accepted
+    /// it: a busy runtime does not delay what another one reads.
+    ///
+    /// # Errors
+    /// The system's: no descriptor left.
+    pub fn move_here(&mut self) -> io::Result<()> {
+        world::move_here(&mut self.socket)
+    }
+
     /// This end of the connection.
     ///
     /// # Errors

@@ -50,6 +50,18 @@ where
     world::io_spawn(future)
 }
 
+/// Runs `future`, and all that it spawns, on threads and a runtime of their own: whatever keeps the
+/// present runtime busy delays nothing there. All that it spawned ends with it. The caller needs no runtime.
+///
+/// # Errors
+/// The system refuses the threads or their descriptors.
+pub fn spawn_apart<F>(name: &str, future: F) -> Result<(), IoThreadError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    world::spawn_apart(name, future)
+}
+
 #[cfg(test)]
 #[cfg(not(sim))]
 mod tests {
@@ -107,6 +119,23 @@ mod tests {
             .unwrap();
         assert!(runtime.block_on(task).unwrap_err().is_panic());
         assert_eq!(io_thread(), before);
+    }
+
+    #[test]
+    fn what_runs_apart_ends_with_all_that_it_spawned() {
+        let (tx, rx) = mpsc::channel();
+        let (spawned, ended) = mpsc::channel::<()>();
+        spawn_apart("apart", async move {
+            spawn(async move {
+                let _open = spawned;
+                std::future::pending::<()>().await;
+            });
+            let present = thread::current();
+            tx.send(present.name().map(str::to_owned)).unwrap();
+        })
+        .unwrap();
+        assert_eq!(rx.recv().unwrap().as_deref(), Some("apart"));
+        assert!(ended.recv().is_err(), "its tasks are gone");
     }
 
     #[tokio::test]

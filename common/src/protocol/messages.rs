@@ -88,6 +88,8 @@ pub enum ClientMessage {
         /// Whose.
         membership: Membership,
     },
+    /// The first message of another replica, in place of `Hello`. What follows is between replicas.
+    Peer(PeerHello),
 }
 
 /// From the server to the client.
@@ -191,6 +193,21 @@ pub struct ClientHello {
     pub features: u64,
     /// Name and version of the client library, for the log.
     pub agent: BoundedString<64>,
+}
+
+/// The first message of a replica that connects to another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerHello {
+    /// [`super::MAGIC`]: tells our replicas from strangers.
+    pub magic: [u8; 4],
+    /// Version of what replicas say to each other; both must speak the same.
+    pub version: u16,
+    /// The replica that connects.
+    pub from: u16,
+    /// The replica that it wants to reach.
+    pub to: u16,
+    /// Drawn anew for each connection.
+    pub nonce: [u8; 32],
 }
 
 /// The server's answer to a `Hello`.

@@ -6,7 +6,7 @@ use skyschedule_common::protocol::MAGIC;
 use skyschedule_common::protocol::bounded::{BoundedString, BoundedVec};
 use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, Code, Consistency, Load, Login, Millis, Numbering,
-    Refusal, ServerHello, ServerMessage, Serving, Terms,
+    PeerHello, Refusal, ServerHello, ServerMessage, Serving, Terms,
 };
 use skyschedule_common::share::{Numbers, Share};
 
@@ -180,6 +180,16 @@ pub(crate) fn client_samples() -> Vec<(&'static str, ClientMessage)> {
         ),
         ("client.pull", M::Pull { membership: MEMBER }),
         ("client.goodbye", M::Goodbye { membership: MEMBER }),
+        (
+            "client.peer",
+            M::Peer(PeerHello {
+                magic: MAGIC,
+                version: 1,
+                from: 1,
+                to: 300,
+                nonce: [0x5a; 32],
+            }),
+        ),
     ]
 }
 

@@ -9,6 +9,7 @@ mod change;
 mod connections;
 mod error;
 mod events;
+mod forward;
 mod impatient;
 mod page;
 mod probes;
@@ -121,7 +122,6 @@ fn router(
     tasks: Vec<AbortHandle>,
     stop: watch::Receiver<bool>,
 ) -> Router {
-    let (routes, openapi) = api::routes().split_for_parts();
     let shared = Arc::new(Shared {
         handle,
         metrics,
@@ -130,12 +130,17 @@ fn router(
         watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
         stop,
         // Fails only for maps with keys that are no text.
-        openapi: openapi.to_json().unwrap_or_default(),
+        openapi: api::routes().to_openapi().to_json().unwrap_or_default(),
     });
-    routes
-        .merge(page::routes())
-        .fallback(async || ApiError::NotFound("there is nothing at this path".into()))
-        .method_not_allowed_fallback(async || ApiError::Method)
+    // What another replica passes on was checked there, and is passed on no further.
+    if let Some(peers) = shared.handle.consensus().peers() {
+        forward::answer_others(peers, calls().with_state(Arc::clone(&shared)));
+    }
+    calls()
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&shared),
+            forward::pass_on,
+        ))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn(in_time))
         .layer(middleware::from_fn_with_state(
@@ -144,6 +149,15 @@ fn router(
         ))
         .layer(middleware::map_response(headers))
         .with_state(shared)
+}
+
+/// All calls, and answers for what is none.
+fn calls() -> Router<Arc<Shared>> {
+    let (routes, _) = api::routes().split_for_parts();
+    routes
+        .merge(page::routes())
+        .fallback(async || ApiError::NotFound("there is nothing at this path".into()))
+        .method_not_allowed_fallback(async || ApiError::Method)
 }
 
 /// Ends calls that take too long; the answer of events begins at once.

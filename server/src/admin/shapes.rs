@@ -13,6 +13,8 @@ use crate::view::{GroupView, MemberState, MemberView, ranges};
 pub(super) struct GroupList {
     /// By name.
     groups: Vec<GroupBody>,
+    /// There is no leader, or it does not answer: this is what the replica knows that was asked.
+    stale: bool,
 }
 
 /// A group and its members.
@@ -31,6 +33,8 @@ pub(super) struct GroupBody {
     consistency: ConsistencyName,
     /// Whether a replica without a quorum numbers it.
     degraded: bool,
+    /// There is no leader, or it does not answer: this is what the replica knows that was asked.
+    stale: bool,
     /// What operators set.
     settings: SettingsBody,
     /// The members, oldest first.
@@ -115,6 +119,7 @@ pub(super) enum ConsistencyName {
 impl From<Vec<GroupView>> for GroupList {
     fn from(groups: Vec<GroupView>) -> Self {
         Self {
+            stale: groups.iter().any(|group| group.stale),
             groups: groups.into_iter().map(GroupBody::from).collect(),
         }
     }
@@ -129,6 +134,7 @@ impl From<GroupView> for GroupBody {
             epoch: group.epoch.to_string(),
             consistency: group.consistency.into(),
             degraded: group.degraded,
+            stale: group.stale,
             settings: (&group.settings).into(),
             members: group.members.into_iter().map(MemberBody::from).collect(),
         }

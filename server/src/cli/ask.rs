@@ -38,6 +38,14 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
                 show::groups(&groups)
             }
         }
+        "cluster" => {
+            let cluster = server.get("api/v1/cluster")?;
+            if json {
+                pretty(&cluster)
+            } else {
+                show::cluster(&cluster)
+            }
+        }
         "drain" => {
             let client = matches.get_one::<ClientId>("client");
             let client = client.map(ClientId::as_str).unwrap_or_default();

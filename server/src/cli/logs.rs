@@ -5,7 +5,6 @@ use std::io::{IsTerminal as _, stderr};
 use skyschedule_server::config::LogFormat;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use super::Failure;
 
@@ -16,9 +15,10 @@ const WAITING: usize = 10_000;
 /// the guard is dropped.
 pub(super) fn start(format: LogFormat) -> Result<WorkerGuard, Failure> {
     let asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let asked = if asked.is_empty() { "info" } else { &asked };
+    // What operators must know of consensus, the server says itself; whoever asks for more gets it.
     let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .parse(asked)
+        .parse(format!("openraft=error,{asked}"))
         .map_err(|error| Failure::Usage(format!("RUST_LOG: {error}")))?;
     let (writer, guard) = NonBlockingBuilder::default()
         .buffered_lines_limit(WAITING)

@@ -95,6 +95,10 @@ fn command() -> Command {
             "status",
             "Shows the replicas and whether they serve",
         ))
+        .subcommand(asking(
+            "cluster",
+            "Shows the replicas, as the one that is asked sees them",
+        ))
         .subcommand(asking("groups", "Shows all groups"))
         .subcommand(members)
         .subcommand(drain)

@@ -3,24 +3,40 @@
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-/// The replicas.
+/// The replicas, and whether the one that was asked serves.
 pub(super) fn status(cluster: &Value, not_ready: Option<&str>) -> String {
-    let mut table = table(&["REPLICA", "ADDRESS", "LEADER", "REACHABLE"]);
-    for replica in list(&cluster["replicas"]) {
-        let leads = !cluster["leader"].is_null() && replica["id"] == cluster["leader"];
-        table.add_row([
-            text(&replica["id"]),
-            text(&replica["address"]),
-            yes(leads),
-            yes(replica["reachable"] == true),
-        ]);
-    }
+    let table = replicas(cluster);
     let ready = not_ready.map_or("ready".to_owned(), |reason| format!("not ready: {reason}"));
     format!(
         "replica {}, term {}: {ready}\n{table}\n",
         text(&cluster["replica_id"]),
         text(&cluster["term"]),
     )
+}
+
+/// The replicas.
+pub(super) fn cluster(cluster: &Value) -> String {
+    let table = replicas(cluster);
+    format!(
+        "as replica {} sees them, term {}\n{table}\n",
+        text(&cluster["replica_id"]),
+        text(&cluster["term"]),
+    )
+}
+
+fn replicas(cluster: &Value) -> Table {
+    let mut table = table(&["REPLICA", "ADDRESS", "LEADER", "VOTER", "REACHABLE"]);
+    for replica in list(&cluster["replicas"]) {
+        let leads = !cluster["leader"].is_null() && replica["id"] == cluster["leader"];
+        table.add_row([
+            text(&replica["id"]),
+            text(&replica["address"]),
+            yes(leads),
+            yes(replica["voter"] == true),
+            yes(replica["reachable"] == true),
+        ]);
+    }
+    table
 }
 
 /// The groups.

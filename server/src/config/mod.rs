@@ -17,12 +17,16 @@ use secrecy::{ExposeSecret as _, SecretString};
 use skyschedule_common::auth::{AuthError, Credentials, UserName};
 use skyschedule_common::ids::GroupName;
 
+pub use crate::consensus::Timing;
 pub use keys::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE, KEYS, Key};
 pub use load::{Loaded, Problems, load};
 pub use sources::Sources;
 
 /// Fewest characters of an admin token or a cluster secret: nobody guesses that many random ones.
 pub const MIN_SECRET: usize = 16;
+
+/// Most replicas of a cluster.
+const MAX_REPLICAS: usize = 9;
 
 /// Descriptors that are not for connections of clients: store, admin interface, logs.
 const SPARE_DESCRIPTORS: usize = 512;
@@ -49,6 +53,8 @@ pub struct Config {
     pub users: Vec<User>,
     /// What replicas prove to each other.
     pub cluster_secret: Option<SecretString>,
+    /// How long replicas wait for each other.
+    pub timing: Timing,
     /// Bounds of what peers may use up.
     pub limits: Limits,
     /// How log lines look.
@@ -150,11 +156,17 @@ pub enum ConfigError {
     /// The list of replicas lacks this one.
     #[error("peers: must list every replica, this one (replica_id {0}) included")]
     NotAPeer(u16),
-    /// One replica is what this version can do.
+    /// A number of replicas that is of no use.
     #[error(
-        "peers: lists {0} replicas, but this version runs as a single replica; list only this one, or leave peers out"
+        "peers: lists {0} replicas; use one, three or five: two stop when either of them does, and more than nine only make each decision slower"
     )]
     Replicas(usize),
+    /// Strangers could take part in decisions.
+    #[error(
+        "peers: {0} can be reached from other machines, and there is no cluster_secret, so that anyone could pass for a replica: \
+         give all replicas the same cluster_secret_file, or listen on 127.0.0.1"
+    )]
+    OpenCluster(SocketAddr),
     /// Not a place to connect to.
     #[error("{key}: {text:?} is not host:port with a port from 1 to 65535")]
     HostAndPort {
@@ -204,6 +216,7 @@ impl Config {
             advertise: None,
             users: Vec::new(),
             cluster_secret: None,
+            timing: Timing::default(),
             limits: Limits::default(),
             log_format: LogFormat::default(),
         }
@@ -238,8 +251,12 @@ impl Config {
         if !self.peers.is_empty() && !self.peers.contains_key(&self.replica_id) {
             wrong.push(ConfigError::NotAPeer(self.replica_id));
         }
-        if self.peers.len() > 1 {
+        if self.peers.len() == 2 || self.peers.len() > MAX_REPLICAS {
             wrong.push(ConfigError::Replicas(self.peers.len()));
+        }
+        let loopback = self.listen.ip().is_loopback();
+        if self.peers.len() > 1 && self.cluster_secret.is_none() && !loopback {
+            wrong.push(ConfigError::OpenCluster(self.listen));
         }
         let advertised = self.advertise.iter().map(|text| ("advertise", text));
         for (key, text) in self

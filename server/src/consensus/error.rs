@@ -46,10 +46,55 @@ pub enum ConsensusError {
         /// Newest format that this version reads.
         known: u64,
     },
+    /// It was written by a version whose stores cannot be carried over.
+    #[error(
+        "the store in {place} has format {found}, of a version before the first release, which cannot be carried over: \
+         move the folder away to begin with an empty one; clients that know of later decisions then make the server go on above them"
+    )]
+    Older {
+        /// The data folder.
+        place: String,
+        /// Format found.
+        found: u64,
+    },
+    /// It is another replica's.
+    #[error(
+        "the store in {place} is that of replica {found}, and this is replica {given}: correct --replica-id, or give this replica its own --data-dir"
+    )]
+    OtherReplica {
+        /// The data folder.
+        place: String,
+        /// Whose it is.
+        found: u64,
+        /// Which replica this is.
+        given: u64,
+    },
+    /// It knows other replicas than the configuration.
+    #[error(
+        "the cluster in {place} has the replicas {stored}, and the configuration lists {given}: correct --peers (and --replica-id), \
+         or move the folder away to begin with an empty one"
+    )]
+    OtherPeers {
+        /// The data folder.
+        place: String,
+        /// Replicas of the cluster.
+        stored: String,
+        /// Replicas of the configuration.
+        given: String,
+    },
+    /// It is another cluster's.
+    #[error(
+        "the store in {place} is from another cluster than the one that the other replicas form: correct --peers, \
+         or give this replica its own --data-dir, or an empty one, which the others then fill"
+    )]
+    OtherCluster {
+        /// The data folder.
+        place: String,
+    },
     /// It is not what was written.
     #[error(
         "the store in {place} is damaged ({reason}): restore the folder from a backup, or move it away to begin with an empty one; \
-         clients that know of later decisions then make the server go on above them"
+         the other replicas then fill it, and without others, clients that know of later decisions make the server go on above them"
     )]
     Damaged {
         /// The data folder.
@@ -57,18 +102,19 @@ pub enum ConsensusError {
         /// What is wrong.
         reason: String,
     },
-    /// Decisions that were durable are missing at its end.
+    /// Writes that were durable are missing at its end.
     #[error(
-        "the store in {place} ends with entry {last}, and entry {durable} was durable: it was damaged, or replaced by an older copy. \
-         Restore the whole folder, or delete its file {mark} to go on with what is there; \
+        "the store in {place} ends with write {last}, and write {durable} was durable: it was damaged, or replaced by an older copy. \
+         Restore the whole folder. Where there are other replicas, move it away instead: they fill an empty one. \
+         Without others, delete its file {mark} to go on with what is there; \
          clients that know of later decisions then make the server go on above them"
     )]
     Shortened {
         /// The data folder.
         place: String,
-        /// Last entry found.
+        /// Last write found.
         last: u64,
-        /// Last entry that was durable.
+        /// Last write that was durable.
         durable: u64,
         /// Name of the file that knows.
         mark: &'static str,
@@ -112,7 +158,13 @@ pub enum ProposeError {
     Stopped,
 }
 
-/// This replica does not lead.
+/// This replica cannot be sure that it leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this replica does not lead; turn to the leader")]
-pub struct NotLeader;
+pub enum ConfirmError {
+    /// It does not lead.
+    #[error("this replica does not lead; turn to the leader")]
+    NotLeader,
+    /// Too few replicas confirmed it in time.
+    #[error("too few replicas answer; it may lead or not")]
+    NoQuorum,
+}

@@ -19,7 +19,7 @@ pub(super) struct Folder {
     /// Held, not read: the lock ends with it, also when the process is killed.
     _lock: File,
     pub(super) mark: Mark,
-    /// Last durable entry as the mark knew it.
+    /// Last durable write as the mark knew it.
     pub(super) marked: Option<u64>,
 }
 

@@ -1,8 +1,8 @@
-//! The high-water mark: a small file beside the store that knows the last durable entry.
+//! The high-water mark: a small file beside the store that knows the last durable write.
 //!
 //! After a crash redb goes back to its last intact commit, and it cannot tell one that was never
 //! finished from a finished one that was damaged later. The mark can: it is written after each commit,
-//! so it never names an entry that was not durable, and a store that ends before it has lost something.
+//! so it never names a write that was not durable, and a store that ends before it has lost something.
 //! It need not be synced: an old mark only knows less.
 
 use std::fs::{File, OpenOptions};
@@ -21,7 +21,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Opens or makes the mark in `folder`, and reads the last durable entry. None if there is no mark yet,
+    /// Opens or makes the mark in `folder`, and reads the last durable write. None if there is no mark yet,
     /// or a power loss or damage left it unreadable: then the store speaks for itself.
     pub(super) fn open(folder: &Path) -> io::Result<(Self, Option<u64>)> {
         let mut file = OpenOptions::new()
@@ -35,7 +35,7 @@ impl Mark {
         Ok((Self { file }, decode(&bytes)))
     }
 
-    /// Notes that all entries up to `index` are durable.
+    /// Notes that all writes up to `index` are durable.
     pub(super) fn set(&mut self, index: u64) -> io::Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&encode(index))

@@ -1,49 +1,83 @@
-//! The memory of the server: what was decided is on disk before anybody hears of it.
+//! What the replicas agree on: what was decided is on the disks of a quorum before anybody hears of it.
 //!
 //! A [`Consensus`] takes [`Command`]s, makes them durable, applies them to the [`State`] in order, and hands
 //! back what follows. After a restart, wherever the process was killed, the state is that of all commands
-//! that were ever answered. At present one replica is its own quorum.
+//! that were ever answered. It is Raft, by openraft, whose types stay within this module; it runs on threads
+//! and a runtime of its own, so that nothing that clients cause delays an election. One replica alone is a
+//! cluster of one.
 //!
 //! | file | one idea |
 //! |---|---|
-//! | `replica` | the task: proposals in, one transaction for those that wait together, effects out |
-//! | `store` | the command log and its snapshots in redb |
+//! | `raft` | openraft's types, with ours filled in |
+//! | `proposals` | commands on their way into the log, and what became of them |
+//! | `leadership` | who leads; each leader's own first entry |
+//! | `machine` | decided batches are applied in order; snapshots |
+//! | `log` | the log as openraft sees it |
+//! | `writer` | one ordered queue to the disk: what waits together is one transaction |
+//! | `store` | log, vote, snapshot and identity in redb |
 //! | `folder` | one process has the data folder; a store appears in it complete or not at all |
-//! | `mark` | notices when durable entries have gone missing |
+//! | `mark` | notices when durable writes have gone missing |
 //! | `memory_disk` | a disk that can fail, crash and be copied, for simulations and tests |
+//! | `identity` | whose disk this is, and what its replica may do |
+//! | `formation` | how replicas become a cluster, and how one that lost its disk comes back |
+//! | `wire`, `network`, `serve` | what replicas ask each other |
 //! | `error` | what can go wrong, and what to do about it |
 
 mod error;
 mod folder;
+mod formation;
+mod identity;
+mod leadership;
+mod log;
+mod machine;
 mod mark;
 mod memory_disk;
-mod replica;
+mod network;
+mod proposals;
+mod raft;
+mod serve;
+mod start;
 mod store;
+#[cfg(all(test, not(sim)))]
+mod suite;
+mod wire;
+mod writer;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use bytes::Bytes;
+use openraft::ReadPolicy;
+use openraft::async_runtime::WatchReceiver as _;
+use skyschedule_common::auth::ClusterKey;
 use skyschedule_common::env;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
-pub use error::{ConsensusError, NotLeader, ProposeError};
+pub use error::{ConfirmError, ConsensusError, ProposeError};
+pub use leadership::Leadership;
 pub use memory_disk::MemoryDisk;
 
+use self::formation::Statuses;
+use self::identity::Standing;
+use self::proposals::{Message, Proposer};
+use self::raft::Raft;
+use self::serve::Membership;
+use crate::peers::Peers;
 use crate::state::{Command, Effect, State};
-use replica::{Batch, Message, Replica};
-use store::Store;
 
 /// Most bytes that the commands of one proposal may have.
 const MAX_BATCH: usize = 16 << 20;
 
-/// Most bytes of all proposals that wait, in KiB.
-const MAX_WAITING_KIB: usize = 64 << 10;
-
 /// Proposals that wait, and answers that were not taken yet; more are refused.
 const QUEUE: usize = 1_024;
+
+/// How long another replica may take to take the leadership over.
+const HAND_OVER: Duration = Duration::from_secs(1);
+
+/// How often is looked whether a follower has caught up.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Where the memory is.
 #[derive(Debug, Clone)]
@@ -54,7 +88,37 @@ pub enum Storage {
     Memory(MemoryDisk),
 }
 
-/// How a replica keeps its memory.
+/// How long replicas wait for each other. For a wide network, all three are made longer together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// A leader shows at least this often that it is there.
+    pub heartbeat: Duration,
+    /// A follower waits a random time for a leader, at least this long.
+    pub election_min: Duration,
+    /// And at most this long.
+    pub election_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(50),
+            election_min: Duration::from_millis(150),
+            election_max: Duration::from_millis(300),
+        }
+    }
+}
+
+/// The replicas of a cluster of several.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// Every replica's `host:port`, this one included.
+    pub replicas: BTreeMap<u16, String>,
+    /// What they prove to each other.
+    pub key: ClusterKey,
+}
+
+/// How a replica keeps its memory, and with whom.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Where.
@@ -62,14 +126,26 @@ pub struct Options {
     /// Commands after which the log is replaced by a snapshot of the state. A short log is replayed
     /// faster at a start; a snapshot costs a write of the whole state.
     pub snapshot_every: u64,
+    /// This replica.
+    pub replica_id: u16,
+    /// Where clients reach it.
+    pub advertise: String,
+    /// None: it is alone.
+    pub cluster: Option<Cluster>,
+    /// How long replicas wait for each other.
+    pub timing: Timing,
 }
 
 impl Options {
-    /// The usual ones.
+    /// The usual ones, for a replica alone.
     pub fn new(storage: Storage) -> Self {
         Self {
             storage,
             snapshot_every: 10_000,
+            replica_id: 1,
+            advertise: String::new(),
+            cluster: None,
+            timing: Timing::default(),
         }
     }
 }
@@ -84,118 +160,90 @@ pub enum Decided {
         /// What follows, each with the index of its command in the batch.
         effects: Vec<(usize, Effect)>,
     },
+    /// This replica was not the leader any more. The batch may be decided later, or never. If it still
+    /// leads, it does so anew, with a `Ready` of its own.
+    Lost {
+        /// How many commands it had.
+        commands: usize,
+    },
     /// The store failed. What was not answered may be durable or not; the server must stop.
     Failed(ConsensusError),
+}
+
+/// Another replica, as this one sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replica {
+    /// Where clients reach it.
+    pub address: String,
+    /// Whether it votes.
+    pub voter: bool,
+    /// Whether it answers.
+    pub reachable: bool,
 }
 
 /// A handle on the replica. A clone is the same replica, which stops when all handles are gone.
 #[derive(Debug, Clone)]
 pub struct Consensus {
+    id: u16,
     state: Arc<RwLock<State>>,
-    term: u64,
+    applied: Arc<AtomicU64>,
+    membership: Membership,
+    proposer: Proposer,
+    /// Keeps the replica running.
     queue: mpsc::Sender<Message>,
-    /// Weak: the receiver learns that the task has ended.
-    decided: mpsc::WeakSender<Decided>,
-    memory: Arc<Semaphore>,
+    raft: RaftHandle,
+    leadership: watch::Receiver<Leadership>,
+    peers: Option<Peers>,
+    statuses: Statuses,
+    advertise: String,
+}
+
+/// Without what is in it.
+#[derive(Clone)]
+struct RaftHandle(Raft);
+
+impl std::fmt::Debug for RaftHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Raft")
+    }
 }
 
 impl Consensus {
-    /// Opens the memory, or makes an empty one; verifies and replays it; leads. The first [`Decided`] is
-    /// that of this leadership's own [`Command::Ready`].
+    /// Opens the memory, or makes an empty one; verifies it; and takes part. Whenever this replica leads,
+    /// the first [`Decided`] is that of this leadership's own [`Command::Ready`].
     ///
     /// # Errors
     /// When the memory is locked, damaged, foreign, too new, or cannot be written.
     pub async fn open(options: Options) -> Result<(Self, mpsc::Receiver<Decided>), ConsensusError> {
-        let (place, latency) = match &options.storage {
-            Storage::Folder(path) => (path.display().to_string(), Duration::ZERO),
-            Storage::Memory(disk) => ("memory".to_owned(), disk.latency()),
-        };
-        let Options {
-            storage,
-            snapshot_every,
-        } = options;
-        let opening = move || Store::open(&storage, snapshot_every);
-        let (store, remembered) = replica::blocking(&place, opening).await?;
-
-        let state = Arc::new(RwLock::new(remembered.state));
-        let term = remembered.term + 1;
-        let (queue, proposals) = mpsc::channel(QUEUE);
-        // One more, for the failure.
-        let (decided, answers) = mpsc::channel(QUEUE + 1);
-        let failure = decided.clone().try_reserve_owned();
-        let handle = Self {
-            state: Arc::clone(&state),
-            term,
-            queue,
-            decided: decided.downgrade(),
-            memory: Arc::new(Semaphore::new(MAX_WAITING_KIB)),
-        };
-        let ready = Command::Ready {
-            leader: env::rng::u64(),
-        };
-        if let (Ok(failure), Ok(())) = (failure, handle.propose(vec![ready])) {
-            let replica = Replica {
-                store,
-                state,
-                term,
-                latency,
-            };
-            env::spawn(replica.run(proposals, failure));
-        }
-        Ok((handle, answers))
+        start::start(options).await
     }
 
     /// Hands over commands. They are made durable together, applied in order, and answered by one
-    /// [`Decided::Applied`]; batches are answered in the order of the calls. Does not wait.
+    /// [`Decided`]; batches are answered in the order of the calls. Does not wait.
     ///
     /// # Errors
     /// When too many wait, one is too large, or the replica has stopped: nothing was taken then.
-    pub fn propose(&self, commands: Vec<Command>) -> Result<(), ProposeError> {
-        let entries = commands
-            .iter()
-            .map(|command| store::encode_entry(self.term, command))
-            .collect::<Result<Vec<Bytes>, _>>()
-            .ok();
-        let bytes = |entries: &Vec<Bytes>| entries.iter().map(Bytes::len).sum::<usize>();
-        let entries = entries
-            .filter(|entries| bytes(entries) <= MAX_BATCH)
-            .ok_or(ProposeError::TooLarge { limit: MAX_BATCH })?;
-        let kib = u32::try_from(bytes(&entries).div_ceil(1_024)).unwrap_or(u32::MAX);
-        let memory = Arc::clone(&self.memory)
-            .try_acquire_many_owned(kib)
-            .map_err(|_| ProposeError::Busy)?;
-        let decided = self.decided.upgrade().ok_or(ProposeError::Stopped)?;
-        let answer = decided.try_reserve_owned().map_err(|error| match error {
-            TrySendError::Full(_) => ProposeError::Busy,
-            TrySendError::Closed(_) => ProposeError::Stopped,
-        })?;
-        let batch = Batch {
-            commands,
-            entries,
-            answer: Some(answer),
-            _memory: memory,
-        };
-        let taken = self.queue.try_send(Message::Propose(batch));
-        taken.map_err(|error| match error {
-            TrySendError::Full(_) => ProposeError::Busy,
-            TrySendError::Closed(_) => ProposeError::Stopped,
-        })
+    pub fn propose(&self, commands: &[Command]) -> Result<(), ProposeError> {
+        self.proposer.propose(commands)
     }
 
-    /// Resolves when a quorum has confirmed, after this call, that this replica leads. A replica alone is
-    /// its own quorum: nobody else can have its memory while its task lives.
+    /// Resolves when a quorum has confirmed, after this call, that this replica leads, and all that was
+    /// decided before is applied. A replica alone is its own quorum.
     ///
     /// # Errors
-    /// When it does not lead, or has stopped.
-    #[expect(
-        clippy::unused_async,
-        reason = "with several replicas it asks the others"
-    )]
-    pub async fn confirm(&self) -> Result<(), NotLeader> {
+    /// When it does not lead, or too few answer, or it has stopped.
+    pub async fn confirm(&self) -> Result<(), ConfirmError> {
+        let own = self.leadership().own.ok_or(ConfirmError::NotLeader)?;
         if self.queue.is_closed() {
-            Err(NotLeader)
-        } else {
-            Ok(())
+            return Err(ConfirmError::NotLeader);
+        }
+        let confirmed = self.raft.0.ensure_linearizable(ReadPolicy::ReadIndex).await;
+        match confirmed {
+            // Another leadership than the one that asked.
+            Ok(_) if self.leadership().own != Some(own) => Err(ConfirmError::NotLeader),
+            Ok(_) => Ok(()),
+            Err(_) if self.leadership().own == Some(own) => Err(ConfirmError::NoQuorum),
+            Err(_) => Err(ConfirmError::NotLeader),
         }
     }
 
@@ -205,12 +253,115 @@ impl Consensus {
         look(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts leaderships.
-    pub fn term(&self) -> u64 {
-        self.term
+    /// How many entries of the log are applied.
+    pub fn applied(&self) -> u64 {
+        self.applied.load(Ordering::Relaxed)
     }
 
-    /// Makes durable and answers what was proposed before, then stops. Other handles are told `Stopped`.
+    /// Whether this replica takes part in full: it did not lose its disk, or has been brought up since.
+    pub fn is_full(&self) -> bool {
+        self.membership.identity().standing == Standing::Full
+    }
+
+    /// Who leads at present.
+    pub fn leadership(&self) -> Leadership {
+        *self.leadership.borrow()
+    }
+
+    /// Follows who leads.
+    pub fn watch_leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.clone()
+    }
+
+    /// Counts leaderships.
+    pub fn term(&self) -> u64 {
+        self.leadership().term
+    }
+
+    /// This replica's id.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// All replicas, this one included.
+    pub fn replicas(&self) -> BTreeMap<u16, Replica> {
+        let voters: Vec<u64> = self.raft.0.voter_ids().collect();
+        let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replicas: BTreeMap<u16, Replica> = BTreeMap::new();
+        let replica = |id: u16, address: String, reachable| Replica {
+            address,
+            voter: voters.contains(&u64::from(id)),
+            reachable,
+        };
+        for (&id, address) in self.peers.iter().flat_map(Peers::addresses) {
+            let status = statuses.get(&id);
+            let address = status.map_or_else(|| address.clone(), |s| s.advertise.clone());
+            replicas.insert(id, replica(id, address, status.is_some()));
+        }
+        replicas.insert(self.id, replica(self.id, self.advertise.clone(), true));
+        replicas
+    }
+
+    /// Where clients reach this replica, whether it answers or not.
+    pub(crate) fn address_of(&self, id: u16) -> Option<String> {
+        Some(self.replicas().remove(&id)?.address)
+    }
+
+    /// The other replicas; none, if this one is alone.
+    pub(crate) fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
+    }
+
+    /// Has the follower that knows most lead in place of this replica, if this one leads and can find one.
+    pub async fn hand_over(&self) {
+        if self.leadership().own.is_none() {
+            return;
+        }
+        let mut leadership = self.leadership.clone();
+        let handing = async {
+            let heir = self.heir().await?;
+            self.raft.0.trigger().transfer_leader(heir).await.ok()?;
+            let id = self.id;
+            let other = leadership
+                .wait_for(|now| now.leader.is_some_and(|leader| leader != id))
+                .await;
+            other.ok()?.leader
+        };
+        match env::timeout(HAND_OVER, handing).await {
+            Ok(Some(leader)) => tracing::info!(leader, "handed the leadership over"),
+            _ => tracing::warn!("no other replica took the leadership over; one will be elected"),
+        }
+    }
+
+    /// Waits until a voter that is there has all entries.
+    async fn heir(&self) -> Option<u64> {
+        loop {
+            let known: Vec<u64> = {
+                let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
+                let full = statuses
+                    .iter()
+                    .filter(|(_, status)| status.standing == Standing::Full);
+                full.map(|(id, _)| u64::from(*id)).collect()
+            };
+            if known.is_empty() {
+                return None;
+            }
+            {
+                let metrics = self.raft.0.metrics();
+                let metrics = metrics.borrow_watched();
+                let caught_up = metrics.replication.as_ref()?.iter().find(|(id, log_id)| {
+                    known.contains(id)
+                        && log_id.map(|log_id| log_id.index) >= metrics.last_log_index
+                });
+                if let Some((heir, _)) = caught_up {
+                    return Some(*heir);
+                }
+            }
+            env::sleep(LOOK).await;
+        }
+    }
+
+    /// Answers what was proposed before, then stops. Other handles are told `Stopped`.
     pub async fn shutdown(self) {
         let (stop, stopped) = oneshot::channel();
         if self.queue.send(Message::Stop(stop)).await.is_ok() {

@@ -1,14 +1,16 @@
-//! The command log and its snapshots in redb.
+//! Log, vote, snapshot and identity in redb.
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `skyschedule` | `format` | number of the format; also tells a store of ours from other files |
-//! | `log` | index, from 1 without gaps | version of the record (1 byte), then the entry in bincode |
-//! | `snapshot` | index of the last entry in it | version of the record (1 byte), then the state in bincode |
+//! | `skyschedule` | `format`, `writes` | number of the format, which also tells a store of ours from other files; how many transactions there were |
+//! | `records` | `identity`, `vote`, `committed`, `purged` | version of the record (1 byte), then the value in bincode |
+//! | `log` | index, without gaps | version of the record (1 byte), then the entry in bincode |
+//! | `snapshot` | 0 | version of the record (1 byte), then what it covers and the state in bincode |
 //!
-//! A commit is one transaction; a snapshot and the removal of what it makes needless are another.
-//! redb keeps a checksum of every page, and all are verified when the store is opened.
+//! All changes that wait together are one transaction. redb keeps a checksum of every page, and all are
+//! verified when the store is opened.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -18,58 +20,80 @@ use redb::{
     Builder, Database, DatabaseError, Durability, ReadableDatabase as _, ReadableTable as _,
     StorageError, TableDefinition, TableError,
 };
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use skyschedule_common::protocol::codec;
 
-use super::Storage;
 use super::error::ConsensusError;
 use super::folder::Folder;
-use super::{MAX_BATCH, mark};
-use crate::state::{Command, State};
+use super::identity::Identity;
+use super::raft::{Entry, LogId, SnapshotMeta, Vote};
+use super::{MAX_BATCH, Storage, mark};
 
 const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("skyschedule");
+const RECORDS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("records");
 const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
 const SNAPSHOT: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("snapshot");
 
 /// Raised when an older version would misread the tables.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 const FORMAT_KEY: &str = "format";
+const WRITES_KEY: &str = "writes";
 
-/// First byte of a log entry and of a snapshot. A later form gets the next number, and this one stays readable.
+const IDENTITY: &str = "identity";
+const VOTE: &str = "vote";
+const COMMITTED: &str = "committed";
+const PURGED: &str = "purged";
+
+/// First byte of a record. A later form gets the next number, and this one stays readable.
 const VERSION: u8 = 1;
 
 /// Far above what the most groups and members need.
-const MAX_SNAPSHOT: usize = 1 << 30;
+pub(super) const MAX_SNAPSHOT: usize = 1 << 30;
 
-/// A snapshot is due, whatever the number of entries, when they outgrow this.
-const MAX_LOG_BYTES: usize = 16 << 20;
+/// An entry is its batch and little more.
+const MAX_ENTRY: usize = MAX_BATCH + 4_096;
+const MAX_RECORD: usize = 64 << 10;
 
 const CACHE: usize = 16 << 20;
 
-/// One entry of the log.
-#[derive(Deserialize)]
-struct Entry {
-    term: u64,
-    command: Command,
+/// A snapshot as it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StoredSnapshot {
+    /// What it covers.
+    pub(super) meta: SnapshotMeta,
+    /// The state.
+    pub(super) state: Bytes,
 }
 
-#[derive(Serialize)]
-struct EntryRef<'a> {
-    term: u64,
-    command: &'a Command,
+/// A change of what is on disk.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// Entries follow the last one.
+    Append(Vec<Entry>),
+    /// All entries from this index on are dropped.
+    Truncate(u64),
+    /// All entries up to this one are dropped; a snapshot has them.
+    Purge(LogId),
+    /// A new vote.
+    Vote(Vote),
+    /// All entries up to this one are decided. Never worth a transaction of its own.
+    Committed(Option<LogId>),
+    /// Replaces the snapshot.
+    Snapshot(StoredSnapshot),
+    /// A new identity.
+    Identity(Identity),
 }
 
-/// The state after all entries up to an index.
-#[derive(Deserialize)]
-struct Snapshot {
-    term: u64,
-    state: State,
-}
-
-#[derive(Serialize)]
-struct SnapshotRef<'a> {
-    term: u64,
-    state: &'a State,
+/// What a store holds.
+#[derive(Debug)]
+pub(super) struct Contents {
+    pub(super) identity: Identity,
+    pub(super) vote: Option<Vote>,
+    pub(super) committed: Option<LogId>,
+    pub(super) purged: Option<LogId>,
+    pub(super) log: BTreeMap<u64, Entry>,
+    pub(super) snapshot: Option<StoredSnapshot>,
 }
 
 /// The open store.
@@ -79,34 +103,16 @@ pub(super) struct Store {
     /// None for a disk in memory. It outlives the database, and with it the lock.
     folder: Option<Folder>,
     place: String,
-    /// Index of the last durable entry.
-    last: u64,
-    /// Entries since the last snapshot, and their bytes.
-    entries: u64,
-    bytes: usize,
-    snapshot_every: u64,
-}
-
-/// What a store holds.
-#[derive(Debug, Default)]
-pub(super) struct Memory {
-    /// All that was decided.
-    pub(super) state: State,
-    /// The last leadership.
-    pub(super) term: u64,
-}
-
-/// The bytes of a command as an entry of the log.
-pub(super) fn encode_entry(term: u64, command: &Command) -> Result<Bytes, codec::CodecError> {
-    record(&EntryRef { term, command }, MAX_BATCH)
+    /// Transactions that there were.
+    writes: u64,
 }
 
 impl Store {
-    /// Opens or makes the store, verifies it, and replays it.
+    /// Opens or makes the store of this replica, verifies it, and reads all that it holds.
     pub(super) fn open(
         storage: &Storage,
-        snapshot_every: u64,
-    ) -> Result<(Self, Memory), ConsensusError> {
+        replica: u64,
+    ) -> Result<(Self, Contents), ConsensusError> {
         let (place, folder, database) = match storage {
             Storage::Memory(disk) => {
                 let place = "memory".to_owned();
@@ -117,7 +123,7 @@ impl Store {
             Storage::Folder(path) => {
                 let place = path.display().to_string();
                 let folder = Folder::open(path)?;
-                let database = open_in(&folder, &place)?;
+                let database = open_in(&folder, &place, replica)?;
                 (place, Some(folder), database)
             }
         };
@@ -125,17 +131,21 @@ impl Store {
             database,
             folder,
             place,
-            last: 0,
-            entries: 0,
-            bytes: 0,
-            snapshot_every: snapshot_every.max(1),
+            writes: 0,
         };
-        let memory = store.replay()?;
+        let contents = store.read(replica)?;
         store.check_mark()?;
-        Ok((store, memory))
+        if contents.identity.replica != replica {
+            return Err(ConsensusError::OtherReplica {
+                place: store.place,
+                found: contents.identity.replica,
+                given: replica,
+            });
+        }
+        Ok((store, contents))
     }
 
-    fn replay(&mut self) -> Result<Memory, ConsensusError> {
+    fn read(&mut self, replica: u64) -> Result<Contents, ConsensusError> {
         let place = self.place.clone();
         let damaged = |reason: &dyn Display| ConsensusError::Damaged {
             place: place.clone(),
@@ -149,8 +159,9 @@ impl Store {
             .is_none();
         if fresh && self.folder.is_none() {
             drop(read);
-            initialise(&self.database).map_err(|e| self.failed(&e))?;
-            return Ok(Memory::default());
+            let identity = Identity::blank(replica);
+            initialise(&self.database, &identity).map_err(|e| self.failed(&e))?;
+            return self.read(replica);
         }
         let about = read.open_table(ABOUT).map_err(|error| match error {
             TableError::Storage(error) => damaged(&error),
@@ -169,39 +180,52 @@ impl Store {
                     known: FORMAT,
                 });
             }
+            Some(found @ 1) => {
+                return Err(ConsensusError::Older {
+                    place: place.clone(),
+                    found,
+                });
+            }
             found => return Err(damaged(&format!("format {found:?}"))),
         }
+        let writes = about.get(WRITES_KEY).map_err(|e| damaged(&e))?;
+        self.writes = writes.map_or(0, |writes| writes.value());
 
-        let mut memory = Memory::default();
+        let records = read.open_table(RECORDS).map_err(|e| damaged(&e))?;
+        let record = |key| records.get(key).map_err(|e| damaged(&e));
+        let identity = record(IDENTITY)?.ok_or_else(|| damaged(&"it has no identity"))?;
+        let mut contents = Contents {
+            identity: self.parse(IDENTITY, identity.value(), MAX_RECORD)?,
+            vote: self.parse_some(VOTE, record(VOTE)?)?,
+            committed: self.parse_some(COMMITTED, record(COMMITTED)?)?,
+            purged: self.parse_some(PURGED, record(PURGED)?)?,
+            log: BTreeMap::new(),
+            snapshot: None,
+        };
         let snapshots = read.open_table(SNAPSHOT).map_err(|e| damaged(&e))?;
-        if let Some((index, bytes)) = snapshots.last().map_err(|e| damaged(&e))? {
-            let snapshot: Snapshot = self.parse("snapshot", bytes.value(), MAX_SNAPSHOT)?;
-            self.last = index.value();
-            memory.state = snapshot.state;
-            memory.term = snapshot.term;
+        if let Some(bytes) = snapshots.get(0).map_err(|e| damaged(&e))? {
+            contents.snapshot = Some(self.parse("snapshot", bytes.value(), MAX_SNAPSHOT)?);
         }
         let log = read.open_table(LOG).map_err(|e| damaged(&e))?;
+        let mut next = contents.purged.map(|purged| purged.index + 1);
         for entry in log.iter().map_err(|e| damaged(&e))? {
             let (index, bytes) = entry.map_err(|e| damaged(&e))?;
-            if index.value() != self.last + 1 {
-                let reason = format!("entry {} follows {}", index.value(), self.last);
-                return Err(damaged(&reason));
+            let index = index.value();
+            if next.is_some_and(|next| index != next) {
+                return Err(damaged(&format!("entry {index} in place of {next:?}")));
             }
-            let entry: Entry = self.parse("entry", bytes.value(), MAX_BATCH)?;
-            memory.state.apply(&entry.command);
-            memory.term = entry.term;
-            self.last += 1;
-            self.entries += 1;
-            self.bytes += bytes.value().len();
+            next = Some(index + 1);
+            let entry: Entry = self.parse("entry", bytes.value(), MAX_ENTRY)?;
+            contents.log.insert(index, entry);
         }
-        Ok(memory)
+        Ok(contents)
     }
 
     fn check_mark(&self) -> Result<(), ConsensusError> {
         match self.folder.as_ref().and_then(|folder| folder.marked) {
-            Some(durable) if durable > self.last => Err(ConsensusError::Shortened {
+            Some(durable) if durable > self.writes => Err(ConsensusError::Shortened {
                 place: self.place.clone(),
-                last: self.last,
+                last: self.writes,
                 durable,
                 mark: mark::NAME,
             }),
@@ -209,65 +233,66 @@ impl Store {
         }
     }
 
-    /// Makes entries durable, all or none.
-    pub(super) fn append(&mut self, entries: &[Bytes]) -> Result<(), ConsensusError> {
-        if entries.is_empty() {
-            return Ok(());
-        }
-        let last = self
-            .write_entries(entries)
+    /// Makes changes durable, all or none, in their order.
+    pub(super) fn commit<'a>(
+        &mut self,
+        changes: impl Iterator<Item = &'a Change>,
+    ) -> Result<(), ConsensusError> {
+        let writes = self.writes + 1;
+        self.write(changes, writes)
             .map_err(|error| self.failed(&error))?;
-        self.last = last;
-        self.entries += entries.len() as u64;
-        self.bytes += entries.iter().map(Bytes::len).sum::<usize>();
+        self.writes = writes;
         let marked = self
             .folder
             .as_mut()
-            .map_or(Ok(()), |folder| folder.mark.set(last));
+            .map_or(Ok(()), |folder| folder.mark.set(writes));
         marked.map_err(|error| self.failed(&error.into()))
     }
 
-    /// Index of the last of them.
-    fn write_entries(&self, entries: &[Bytes]) -> Result<u64, redb::Error> {
+    fn write<'a>(
+        &self,
+        changes: impl Iterator<Item = &'a Change>,
+        writes: u64,
+    ) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
-        let mut index = self.last;
         {
+            let mut records = transaction.open_table(RECORDS)?;
             let mut log = transaction.open_table(LOG)?;
-            for entry in entries {
-                index += 1;
-                log.insert(index, entry.as_ref())?;
+            for change in changes {
+                match change {
+                    Change::Append(entries) => {
+                        for entry in entries {
+                            let bytes = record(entry, MAX_ENTRY)?;
+                            log.insert(entry.log_id.index, bytes.as_ref())?;
+                        }
+                    }
+                    Change::Truncate(from) => log.retain_in(*from.., |_, _| false)?,
+                    Change::Purge(upto) => {
+                        log.retain_in(..=upto.index, |_, _| false)?;
+                        records.insert(PURGED, record(upto, MAX_RECORD)?.as_ref())?;
+                    }
+                    Change::Vote(vote) => {
+                        records.insert(VOTE, record(vote, MAX_RECORD)?.as_ref())?;
+                    }
+                    Change::Committed(Some(committed)) => {
+                        records.insert(COMMITTED, record(committed, MAX_RECORD)?.as_ref())?;
+                    }
+                    Change::Committed(None) => {
+                        records.remove(COMMITTED)?;
+                    }
+                    Change::Snapshot(snapshot) => {
+                        let bytes = record(snapshot, MAX_SNAPSHOT)?;
+                        let mut snapshots = transaction.open_table(SNAPSHOT)?;
+                        snapshots.insert(0, bytes.as_ref())?;
+                    }
+                    Change::Identity(identity) => {
+                        records.insert(IDENTITY, record(identity, MAX_RECORD)?.as_ref())?;
+                    }
+                }
             }
-        }
-        transaction.commit()?;
-        Ok(index)
-    }
-
-    /// Whether the log is long enough to be replaced by a snapshot.
-    pub(super) fn wants_snapshot(&self) -> bool {
-        self.entries >= self.snapshot_every || self.bytes >= MAX_LOG_BYTES
-    }
-
-    /// Replaces the log by the state after its last entry.
-    pub(super) fn snapshot(&mut self, term: u64, state: &State) -> Result<(), ConsensusError> {
-        let bytes = record(&SnapshotRef { term, state }, MAX_SNAPSHOT)
-            .map_err(|error| self.failed(&redb::Error::Io(std::io::Error::other(error))))?;
-        self.write_snapshot(&bytes)
-            .map_err(|error| self.failed(&error))?;
-        self.entries = 0;
-        self.bytes = 0;
-        Ok(())
-    }
-
-    fn write_snapshot(&self, bytes: &[u8]) -> Result<(), redb::Error> {
-        let mut transaction = self.database.begin_write()?;
-        transaction.set_durability(Durability::Immediate)?;
-        {
-            let mut snapshots = transaction.open_table(SNAPSHOT)?;
-            snapshots.retain(|_, _| false)?;
-            snapshots.insert(self.last, bytes)?;
-            let mut log = transaction.open_table(LOG)?;
-            log.retain_in(..=self.last, |_, _| false)?;
+            let mut about = transaction.open_table(ABOUT)?;
+            about.insert(WRITES_KEY, writes)?;
         }
         transaction.commit()?;
         Ok(())
@@ -297,7 +322,17 @@ impl Store {
         }
     }
 
-    fn parse<T: serde::de::DeserializeOwned>(
+    fn parse_some<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        value: Option<redb::AccessGuard<'_, &'static [u8]>>,
+    ) -> Result<Option<T>, ConsensusError> {
+        value
+            .map(|bytes| self.parse(what, bytes.value(), MAX_RECORD))
+            .transpose()
+    }
+
+    fn parse<T: DeserializeOwned>(
         &self,
         what: &str,
         bytes: &[u8],
@@ -308,24 +343,23 @@ impl Store {
             reason,
         };
         match bytes.split_first() {
-            Some((&VERSION, value)) => codec::decode(value, limit)
-                .map_err(|error| damaged(format!("{what} after {}: {error}", self.last))),
+            Some((&VERSION, value)) => {
+                codec::decode(value, limit).map_err(|error| damaged(format!("{what}: {error}")))
+            }
             Some((&found, _)) if found > VERSION => Err(ConsensusError::Newer {
                 place: self.place.clone(),
                 found: u64::from(found),
                 known: u64::from(VERSION),
             }),
-            _ => Err(damaged(format!(
-                "{what} after {} has no version",
-                self.last
-            ))),
+            _ => Err(damaged(format!("{what} has no version"))),
         }
     }
 }
 
 /// Version and value as they are stored.
-fn record<T: Serialize>(value: &T, limit: usize) -> Result<Bytes, codec::CodecError> {
-    let value = codec::encode(value, limit)?;
+fn record<T: Serialize>(value: &T, limit: usize) -> Result<Bytes, redb::Error> {
+    let value = codec::encode(value, limit)
+        .map_err(|error| redb::Error::Io(std::io::Error::other(error)))?;
     Ok([&[VERSION], value.as_ref()].concat().into())
 }
 
@@ -337,27 +371,31 @@ fn builder() -> Builder {
     builder
 }
 
-fn open_in(folder: &Folder, place: &str) -> Result<Database, ConsensusError> {
+fn open_in(folder: &Folder, place: &str, replica: u64) -> Result<Database, ConsensusError> {
     let path = folder.store();
     if !path.exists() && folder.marked.is_none_or(|durable| durable == 0) {
-        folder.create_store(|draft| create(draft).map_err(|error| refused(place, error)))?;
+        folder
+            .create_store(|draft| create(draft, replica).map_err(|error| refused(place, error)))?;
     }
     builder().open(&path).map_err(|error| refused(place, error))
 }
 
-fn create(path: &Path) -> Result<(), DatabaseError> {
+fn create(path: &Path, replica: u64) -> Result<(), DatabaseError> {
     let database = builder().create(path)?;
     let storage = |error: redb::Error| match error {
         redb::Error::Io(error) => StorageError::Io(error),
         other => StorageError::Corrupted(other.to_string()),
     };
-    initialise(&database).map_err(storage)?;
+    initialise(&database, &Identity::blank(replica)).map_err(storage)?;
     database.close()
 }
 
-fn initialise(database: &Database) -> Result<(), redb::Error> {
+fn initialise(database: &Database, identity: &Identity) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     transaction.open_table(ABOUT)?.insert(FORMAT_KEY, FORMAT)?;
+    transaction
+        .open_table(RECORDS)?
+        .insert(IDENTITY, record(identity, MAX_RECORD)?.as_ref())?;
     transaction.open_table(LOG)?;
     transaction.open_table(SNAPSHOT)?;
     transaction.commit()?;

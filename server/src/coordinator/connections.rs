@@ -8,7 +8,7 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::{
-    ClientMessage, Code, Consistency, Login, Millis, Refusal, ServerMessage, Serving, Terms,
+    ClientMessage, Code, Consistency, Login, Millis, Refusal, ServerMessage, Terms,
 };
 
 use super::leases::Heartbeat;
@@ -59,7 +59,9 @@ impl Coordinator {
             direct,
             outbox,
         } = logged_in;
-        if let Some(refusal) = self.consistency_mismatch(&login) {
+        // Another replica may not know the group's newest settings; the leader looks again.
+        let mismatch = || self.consistency_mismatch(&login);
+        if let Some(refusal) = self.ready.and_then(|_| mismatch()) {
             // Dropping the outbox closes the connection once the message is out.
             let _ = outbox.send(ServerMessage::Refused(refusal));
             return;
@@ -75,14 +77,6 @@ impl Coordinator {
         self.greet(id);
     }
 
-    pub(super) fn serving(&self) -> Serving {
-        if self.ready {
-            Serving::Quorum
-        } else {
-            Serving::None
-        }
-    }
-
     fn consistency_mismatch(&self, login: &Login) -> Option<Refusal> {
         let wanted = login.consistency?;
         let is = self.consensus.read(|state| {
@@ -96,29 +90,31 @@ impl Coordinator {
         (is != wanted).then(|| Refusal::new(Code::CONSISTENCY, &text, None))
     }
 
-    /// After a login: the client learns how it is served here, the connection carries the membership that
-    /// the login names, if that lives, and its client is told what it missed (rule L13).
-    fn greet(&mut self, id: ConnectionId) {
-        self.send(
-            id,
-            ServerMessage::Serving {
-                mode: self.serving(),
-                hint: None,
-            },
-        );
+    /// After a login, or when this replica begins to lead: the client learns how it is served here, the
+    /// connection carries the membership that it names, if that lives, and its client is told what it missed
+    /// (rule L13). Replicas that do not lead cannot know whether it lives, and keep what it names for the
+    /// leader to judge.
+    pub(super) fn greet(&mut self, id: ConnectionId) {
+        self.send(id, self.serving());
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         let group = connection.login.group.clone();
         let known = connection.login.epoch;
+        // A login may have been sent before the client heard of its membership.
+        let named = connection.login.membership.or(connection.membership);
         connection.membership = None;
         let lease = self
             .consensus
             .read(|state| state.group(&group).map(|group| group.lease()));
-        let Some(membership) = connection.login.membership else {
+        let Some(membership) = named else {
             let _ = lease.map(|lease| connection.outbox.idle_limit(lease.duration() * IDLE_LEASES));
             return;
         };
+        if self.ready.is_none() && !broken(Rule::L1) {
+            connection.membership = Some(membership);
+            return;
+        }
         if let Standing::Member { told, .. } = self.standing(&group, membership, id) {
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.membership = Some(membership);
@@ -169,6 +165,9 @@ impl Coordinator {
         read_at: Instant,
         message: ClientMessage,
     ) {
+        if !self.may_act() && self.turn_away(id, &message) {
+            return;
+        }
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -215,7 +214,8 @@ impl Coordinator {
             | ClientMessage::Ping { .. }
             | ClientMessage::Hello(_)
             | ClientMessage::AuthFirst { .. }
-            | ClientMessage::AuthProof { .. } => {}
+            | ClientMessage::AuthProof { .. }
+            | ClientMessage::Peer(_) => {}
         }
     }
 
@@ -229,7 +229,27 @@ impl Coordinator {
             .is_some_and(|group| matches!(self.standing(&group, membership, id), Standing::Unknown))
     }
 
-    fn leave(&mut self, group: &GroupName, number: u64) {
+    /// Without leading, what only a leader can do is answered so; true when nothing is left to do.
+    fn turn_away(&mut self, id: ConnectionId, message: &ClientMessage) -> bool {
+        match message {
+            ClientMessage::Attach { .. }
+            | ClientMessage::Heartbeat { .. }
+            | ClientMessage::Pull { .. } => {
+                let hint = self.hint.clone();
+                self.send(id, ServerMessage::NotLeader { hint });
+                true
+            }
+            ClientMessage::Goodbye { membership } => {
+                self.report_goodbye(id, *membership);
+                true
+            }
+            ClientMessage::Login(_) => false,
+            // They are said again on the next attachment.
+            _ => true,
+        }
+    }
+
+    pub(super) fn leave(&mut self, group: &GroupName, number: u64) {
         let Some(member) = self
             .groups
             .get_mut(group)
@@ -244,10 +264,6 @@ impl Coordinator {
 
     /// A client asks to be served here.
     fn attach(&mut self, id: ConnectionId, membership: Option<Membership>, epoch: Epoch) {
-        if !self.ready && !broken(Rule::L1) {
-            self.send(id, ServerMessage::NotLeader { hint: None });
-            return;
-        }
         let Some(connection) = self.connections.get(&id) else {
             return;
         };

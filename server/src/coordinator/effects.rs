@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
-use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::{
     Code, Consistency, Millis, Numbering, Refusal, ServerMessage,
@@ -31,6 +30,15 @@ impl Coordinator {
     /// Carries out what a batch of commands decided.
     pub(super) fn carry_out(&mut self, commands: usize, effects: Vec<(usize, Effect)>) {
         let now = env::now();
+        let own = self.consensus.leadership().own;
+        let is_own = |leader: u64| own == Some(leader);
+        let begins = effects
+            .iter()
+            .any(|(_, effect)| matches!(effect, Effect::Ready { leader } if is_own(*leader)));
+        // What an earlier leadership proposed is part of the state, and no more.
+        if !begins && !self.may_act() {
+            return;
+        }
         if let Some(proposed) = self.deciding.take() {
             self.metrics
                 .commit(commands as u64, now.saturating_duration_since(proposed));
@@ -38,7 +46,8 @@ impl Coordinator {
         let mut changes = Changes::default();
         for (_, effect) in effects {
             match effect {
-                Effect::Ready { .. } => self.become_ready(now),
+                Effect::Ready { leader } if is_own(leader) => self.become_ready(leader, now),
+                Effect::Ready { .. } => {}
                 Effect::Group { group, event } => {
                     self.carry_out_event(&group, event, now, &mut changes);
                     changes.groups.insert(group);
@@ -213,71 +222,6 @@ impl Coordinator {
         }
     }
 
-    /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.
-    fn become_ready(&mut self, now: Instant) {
-        self.ready = true;
-        self.metrics.leader(true);
-        self.timers.clear();
-        self.groups.clear();
-        let (members, waiting, vacancies) = self.consensus.read(|state| {
-            let mut members = Vec::new();
-            let mut vacancies = Vec::new();
-            let mut waiting = Vec::new();
-            for (name, group) in state.groups() {
-                waiting.push((name.clone(), group.in_handover()));
-                for (number, member) in group.members() {
-                    members.push((name.clone(), *number, group.lease(), member.has_released()));
-                }
-                for (client, vacancy) in group.vacancies() {
-                    vacancies.push((
-                        name.clone(),
-                        client.clone(),
-                        vacancy.member,
-                        group.settings().rejoin_grace,
-                    ));
-                }
-            }
-            (members, waiting, vacancies)
-        });
-        self.ready_at = now;
-        for (name, number, lease, released) in members {
-            let track = self.groups.entry(name.clone()).or_default();
-            let mut member = MemberTrack::new(now, lease);
-            if broken(Rule::L3) {
-                member.deadline = now;
-            }
-            if !released {
-                member.asked = Some(now);
-                track.awaiting.insert(number);
-            }
-            self.timers.set(member.deadline, Timer::Lease(name, number));
-            track.unseen.insert(number);
-            track.members.insert(number, member);
-        }
-        for (name, client, member, grace) in vacancies {
-            self.timers
-                .set(now + grace.duration(), Timer::Vacate(name, client, member));
-        }
-        for (name, in_handover) in waiting {
-            if in_handover {
-                self.groups.entry(name.clone()).or_default().handover_began = Some(now);
-            }
-            self.follow_up(&name, now);
-        }
-        let mode = self.serving();
-        let ids: Vec<_> = self.connections.keys().copied().collect();
-        for id in ids {
-            self.send(id, ServerMessage::Serving { mode, hint: None });
-        }
-        self.handle.publish(ServerEvent::Leader {
-            replica_id: self.identity.replica_id,
-        });
-        tracing::info!(
-            replica = self.identity.replica_id,
-            "leads, and serves clients"
-        );
-    }
-
     fn parted(
         &mut self,
         group: &GroupName,
@@ -388,7 +332,7 @@ impl Coordinator {
     }
 
     /// What a changed group needs next.
-    fn follow_up(&mut self, group: &GroupName, now: Instant) {
+    pub(super) fn follow_up(&mut self, group: &GroupName, now: Instant) {
         let all_members = self.consensus.read(|state| state.member_count());
         let shown = self.consensus.read(|state| {
             let group = state.group(group)?;

@@ -3,6 +3,8 @@
 use skyschedule_common::ids::{ClientId, GroupName};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use super::reports::Report;
+use crate::consensus::Consensus;
 use crate::state::{Settings, SettingsError};
 use crate::view::{ClusterView, GroupView, MemberView, ServerEvent};
 
@@ -14,6 +16,7 @@ const QUEUE: usize = 256;
 pub struct Handle {
     requests: mpsc::Sender<Request>,
     events: broadcast::Sender<ServerEvent>,
+    consensus: Consensus,
 }
 
 /// What can be asked.
@@ -28,6 +31,7 @@ pub(super) enum Request {
         oneshot::Sender<Result<GroupView, ConfigureError>>,
     ),
     Drain(GroupName, ClientId, oneshot::Sender<Option<MemberView>>),
+    Reports(Vec<Report>, oneshot::Sender<bool>),
 }
 
 /// The coordinator does not answer.
@@ -36,6 +40,9 @@ pub enum AskError {
     /// Too many requests wait.
     #[error("the server is too busy to answer; try again in a moment")]
     Busy,
+    /// Another replica leads, or none.
+    #[error("this replica does not lead; ask again, or ask the leader")]
+    NotLeader,
     /// It has stopped.
     #[error("the server stops; ask again when it is back")]
     Stopped,
@@ -54,10 +61,15 @@ pub enum ConfigureError {
 
 impl Handle {
     /// A handle, and the end at which its requests arrive.
-    pub(super) fn new() -> (Self, mpsc::Receiver<Request>) {
+    pub(super) fn new(consensus: Consensus) -> (Self, mpsc::Receiver<Request>) {
         let (requests, inbox) = mpsc::channel(QUEUE);
         let (events, _) = broadcast::channel(1_024);
-        (Self { requests, events }, inbox)
+        let handle = Self {
+            requests,
+            events,
+            consensus,
+        };
+        (handle, inbox)
     }
 
     /// What happens from now on. A receiver that is too slow misses the oldest events.
@@ -120,6 +132,16 @@ impl Handle {
     ) -> Result<Option<MemberView>, AskError> {
         self.ask(|answer| Request::Drain(group, client, answer))
             .await
+    }
+
+    /// What the replicas agree on, for those who ask other replicas.
+    pub(crate) fn consensus(&self) -> &Consensus {
+        &self.consensus
+    }
+
+    /// Hands over what another replica saw; false when this one does not lead.
+    pub(super) async fn report(&self, reports: Vec<Report>) -> Result<bool, AskError> {
+        self.ask(|answer| Request::Reports(reports, answer)).await
     }
 
     async fn ask<T>(

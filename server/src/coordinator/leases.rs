@@ -11,7 +11,7 @@ use super::Coordinator;
 use super::connections::MAX_LOST;
 use super::timers::Timer;
 use super::track::{MemberTrack, server_lease};
-use crate::consensus::NotLeader;
+use crate::consensus::ConfirmError;
 use crate::session::ConnectionId;
 
 /// A heartbeat that waits for a quorum to confirm this leader.
@@ -49,28 +49,50 @@ impl Coordinator {
         }
     }
 
-    /// Rule L4: heartbeats are answered behind a quorum round that began after they were read.
+    /// Rule L4: heartbeats are answered behind a quorum round that began after they were read. So are the
+    /// ends of leases: a leader that nobody follows any more declares nobody dead.
     pub(super) fn confirm_heartbeats(&mut self) {
-        if self.confirming.is_some() || self.heartbeats.is_empty() {
+        let nothing = self.heartbeats.is_empty() && self.suspects.is_empty();
+        if self.confirming.is_some() || nothing {
             return;
         }
         let consensus = self.consensus.clone();
-        let round = Box::pin(async move { consensus.confirm().await });
+        let round = Box::pin(async move {
+            if broken(Rule::L4) {
+                return Ok(());
+            }
+            consensus.confirm().await
+        });
         self.confirming = Some((round, std::mem::take(&mut self.heartbeats)));
     }
 
-    pub(super) fn answer_heartbeats(&mut self, confirmed: Result<(), NotLeader>) {
+    pub(super) fn round_is_over(&mut self, confirmed: Result<(), ConfirmError>) {
         let Some((_, heartbeats)) = self.confirming.take() else {
             return;
         };
         self.metrics.heartbeats(heartbeats.len() as u64);
-        for heartbeat in heartbeats {
-            match confirmed {
-                Ok(()) => self.answer_heartbeat(&heartbeat),
-                Err(_) => self.send(
-                    heartbeat.connection,
-                    ServerMessage::NotLeader { hint: None },
-                ),
+        match confirmed {
+            Ok(()) => {
+                if std::mem::take(&mut self.unconfirmed) {
+                    tracing::warn!(
+                        "a quorum answers again; every member gets a full lease to be heard"
+                    );
+                    self.full_leases(env::now());
+                }
+                for heartbeat in &heartbeats {
+                    self.answer_heartbeat(heartbeat);
+                }
+                for (group, number) in std::mem::take(&mut self.suspects) {
+                    self.judge(&group, number);
+                }
+            }
+            // They are not answered: whoever leads by now, or the next round, answers the next.
+            Err(ConfirmError::NoQuorum) => self.unconfirmed = true,
+            Err(ConfirmError::NotLeader) => {
+                for heartbeat in heartbeats {
+                    let hint = self.hint.clone();
+                    self.send(heartbeat.connection, ServerMessage::NotLeader { hint });
+                }
             }
         }
     }
@@ -161,6 +183,21 @@ impl Coordinator {
     /// A lease may be over.
     pub(super) fn check_lease(&mut self, group: &GroupName, number: u64) {
         let now = env::now();
+        let track = self.groups.get(group);
+        let Some(member) = track.and_then(|track| track.members.get(&number)) else {
+            return;
+        };
+        if member.deadline > now {
+            let lease = Timer::Lease(group.clone(), number);
+            self.timers.set(member.deadline, lease);
+        } else if !member.condemned {
+            self.suspects.insert((group.clone(), number));
+        }
+    }
+
+    /// A quorum has just confirmed this leader: a lease that is over ends its membership.
+    fn judge(&mut self, group: &GroupName, number: u64) {
+        let now = env::now();
         let Some(member) = self
             .groups
             .get(group)
@@ -200,6 +237,10 @@ impl Coordinator {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
+        if !self.may_act() {
+            self.report_end(&connection, ending);
+            return;
+        }
         let group = connection.login.group.clone();
         let key = (group.clone(), connection.login.client.clone());
         let end = End {

@@ -1,4 +1,5 @@
-//! Leader only: events become commands, effects become messages.
+//! On the leader: events become commands, effects become messages. The other replicas keep their clients
+//! logged in, tell them where the leader is, and tell the leader what they see.
 //!
 //! One task owns all of this. Sessions and the admin interface send it events; it gathers commands,
 //! hands them to the consensus one batch at a time, and carries out what was decided. It keeps no
@@ -7,6 +8,8 @@
 //!
 //! | file | one idea |
 //! |---|---|
+//! | `leadership` | a leader begins, and stops at once |
+//! | `reports` | what another replica saw of a client is told to the leader |
 //! | `connections` | clients log in and attach |
 //! | `leases` | heartbeats, deadlines, ends of connections |
 //! | `handovers` | releases are gathered, barriers are paced |
@@ -20,19 +23,20 @@ mod effects;
 mod flapping;
 mod handle;
 mod handovers;
+mod leadership;
 mod leases;
+mod reports;
 mod requests;
 mod timers;
 mod track;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
-use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
-use skyschedule_common::protocol::messages::{Numbering, ServerMessage, Serving};
+use skyschedule_common::protocol::messages::Numbering;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use handle::{AskError, ConfigureError, Handle};
@@ -40,10 +44,12 @@ pub use handle::{AskError, ConfigureError, Handle};
 use self::batch::Batch;
 use self::connections::Connection;
 use self::handle::Request;
+use self::leadership::Hint;
 use self::leases::Heartbeat;
+use self::reports::Reports;
 use self::timers::Timers;
 use self::track::GroupTrack;
-use crate::consensus::{Consensus, ConsensusError, Decided, NotLeader};
+use crate::consensus::{ConfirmError, Consensus, ConsensusError, Decided, Leadership};
 use crate::metrics::Metrics;
 use crate::session::{ConnectionId, SessionEvent};
 use crate::state::SettingsError;
@@ -63,7 +69,6 @@ const EVENTS_AT_ONCE: usize = 1_024;
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub(crate) replica_id: u16,
-    pub(crate) address: String,
 }
 
 /// The task that turns events into commands and effects into messages.
@@ -76,8 +81,13 @@ pub(crate) struct Coordinator {
     handle: Handle,
     metrics: Metrics,
 
-    /// This leadership's own entry is applied (rule L1).
-    ready: bool,
+    /// Who leads, as far as this replica knows.
+    leadership: watch::Receiver<Leadership>,
+    /// The leadership of this replica whose own entry is applied (rule L1).
+    ready: Option<u64>,
+    /// Where clients are sent; none, when this replica leads or does not know who does.
+    hint: Option<Hint>,
+    reports: Reports,
     /// Since when it may act. An exclusive group without members gives nothing out for a lease from then on (rule L16).
     ready_at: Instant,
     looked: Instant,
@@ -94,12 +104,16 @@ pub(crate) struct Coordinator {
     configuring: Vec<(GroupName, ConfigureAnswer)>,
     draining: Vec<(GroupName, u64, DrainAnswer)>,
     heartbeats: Vec<Heartbeat>,
+    /// Members whose leases are over, if a quorum still knows this leader.
+    suspects: BTreeSet<(GroupName, u64)>,
+    /// The last round failed: heartbeats may have come that could not be answered.
+    unconfirmed: bool,
     confirming: Option<(Confirmation, Vec<Heartbeat>)>,
 }
 
 type ConfigureAnswer = oneshot::Sender<Result<GroupView, ConfigureError>>;
 type DrainAnswer = oneshot::Sender<Option<MemberView>>;
-type Confirmation = Pin<Box<dyn Future<Output = Result<(), NotLeader>> + Send>>;
+type Confirmation = Pin<Box<dyn Future<Output = Result<(), ConfirmError>> + Send>>;
 
 /// A client whose `Join` is under way.
 #[derive(Debug)]
@@ -118,7 +132,11 @@ impl Coordinator {
         sessions: mpsc::Receiver<SessionEvent>,
         metrics: Metrics,
     ) -> (Self, Handle) {
-        let (handle, requests) = Handle::new();
+        let (handle, requests) = Handle::new(consensus.clone());
+        if let Some(peers) = consensus.peers() {
+            reports::serve(peers, &handle);
+        }
+        let consensus_leadership = consensus.watch_leadership();
         let coordinator = Self {
             identity,
             consensus,
@@ -127,7 +145,10 @@ impl Coordinator {
             requests,
             handle: handle.clone(),
             metrics,
-            ready: false,
+            leadership: consensus_leadership,
+            ready: None,
+            hint: None,
+            reports: Reports::default(),
             ready_at: env::now(),
             looked: env::now(),
             connections: BTreeMap::new(),
@@ -140,6 +161,8 @@ impl Coordinator {
             configuring: Vec::new(),
             draining: Vec::new(),
             heartbeats: Vec::new(),
+            suspects: BTreeSet::new(),
+            unconfirmed: false,
             confirming: None,
         };
         (coordinator, handle)
@@ -158,21 +181,28 @@ impl Coordinator {
                 .min(self.looked + TICK);
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => {
-                    self.say_goodbye();
+                () = stopped(&mut stop) => {
+                    self.say_goodbye().await;
                     return Ok(());
+                }
+                Ok(()) = self.leadership.changed() => {
+                    self.look_at_clock();
+                    self.follow_leadership();
                 }
                 Some(decided) = self.decided.recv() => {
                     self.look_at_clock();
                     match decided {
                         Decided::Applied { effects, commands } => self.carry_out(commands, effects),
+                        // The leadership in which it was proposed is over, which is about to be told.
+                        Decided::Lost { .. } => self.deciding = None,
                         Decided::Failed(error) => return Err(error),
                     }
                 }
                 confirmed = confirmation(&mut self.confirming) => {
                     self.look_at_clock();
-                    self.answer_heartbeats(confirmed);
+                    self.round_is_over(confirmed);
                 }
+                sent = self.reports.sent() => self.reports.note(sent),
                 Some(event) = self.sessions.recv() => {
                     self.look_at_clock();
                     self.take_event(event);
@@ -189,6 +219,7 @@ impl Coordinator {
             }
             self.fire_timers();
             self.confirm_heartbeats();
+            self.send_reports();
             self.propose();
         }
     }
@@ -198,7 +229,7 @@ impl Coordinator {
         let now = env::now();
         let gap = now.saturating_duration_since(self.looked);
         self.looked = now;
-        if gap > STOOD_STILL && self.ready {
+        if gap > STOOD_STILL && self.ready.is_some() {
             tracing::warn!(
                 gap_ms = gap.as_millis(),
                 "the server stood still; every member gets a full lease to be heard"
@@ -220,8 +251,7 @@ impl Coordinator {
     }
 
     fn propose(&mut self) {
-        let may_act = self.ready || broken(Rule::L1);
-        if self.deciding.is_some() || self.batch.is_empty() || !may_act {
+        if self.deciding.is_some() || self.batch.is_empty() || !self.may_act() {
             return;
         }
         let now = env::now();
@@ -241,24 +271,9 @@ impl Coordinator {
             return;
         }
         // With one batch under way at a time, the queue is never full; when the consensus has stopped, it says why.
-        if self.consensus.propose(commands).is_ok() {
+        if self.consensus.propose(&commands).is_ok() {
             self.deciding = Some(now);
         }
-    }
-
-    fn say_goodbye(&mut self) {
-        for (_, connection) in std::mem::take(&mut self.connections) {
-            // Dropping the outbox closes the connection once the message is out.
-            let _ = connection.outbox.send(ServerMessage::Serving {
-                mode: Serving::None,
-                hint: None,
-            });
-        }
-        for (_, answer) in self.configuring.drain(..) {
-            let _ = answer.send(Err(ConfigureError::Ask(AskError::Stopped)));
-        }
-        // Whoever waits without an answer learns that the server stops.
-        self.draining.clear();
     }
 
     fn refuse_configure(answer: ConfigureAnswer, error: SettingsError) {
@@ -267,8 +282,15 @@ impl Coordinator {
     }
 }
 
+/// Resolves when the server is told to stop, or nobody can tell it any more.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
 /// Resolves when the round that is under way is over; never, when there is none.
-async fn confirmation(round: &mut Option<(Confirmation, Vec<Heartbeat>)>) -> Result<(), NotLeader> {
+async fn confirmation(
+    round: &mut Option<(Confirmation, Vec<Heartbeat>)>,
+) -> Result<(), ConfirmError> {
     match round {
         Some((confirmation, _)) => confirmation.await,
         None => std::future::pending().await,

@@ -6,7 +6,7 @@ use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_common::share::Share;
 
 use super::Coordinator;
-use super::handle::Request;
+use super::handle::{AskError, ConfigureError, Request};
 use crate::state::{Group, Member, SettingsError, Update};
 use crate::view::{ClusterView, GroupView, MemberState, MemberView, ReplicaView};
 
@@ -31,6 +31,12 @@ impl Coordinator {
             Request::Group(name, answer) => {
                 let _ = answer.send(self.group_view(&name));
             }
+            Request::Reports(reports, answer) => {
+                let _ = answer.send(self.take_reports(&reports));
+            }
+            Request::Configure(_, _, answer) if !self.will_lead() => {
+                let _ = answer.send(Err(ConfigureError::Ask(AskError::NotLeader)));
+            }
             Request::Configure(name, settings, answer) => {
                 if let Err(error) = settings.validate() {
                     Self::refuse_configure(answer, error);
@@ -39,6 +45,8 @@ impl Coordinator {
                 self.batch.group(&name).configure.push(*settings);
                 self.configuring.push((name, answer));
             }
+            // Without an answer, whoever asked learns that there is none here.
+            Request::Drain(..) if !self.will_lead() => {}
             Request::Drain(group, client, answer) => {
                 let number = self
                     .consensus
@@ -98,17 +106,25 @@ impl Coordinator {
 
     fn cluster_view(&self) -> ClusterView {
         let id = self.identity.replica_id;
-        let address = self.identity.address.clone();
+        let replicas = self.consensus.replicas();
+        let leadership = self.consensus.leadership();
+        let serves = |leader: &u16| match *leader == id {
+            true => self.ready.is_some() && !self.unconfirmed,
+            false => replicas.get(leader).is_some_and(|leader| leader.reachable),
+        };
         ClusterView {
             replica_id: id,
-            leader: self.ready.then_some(id),
-            term: self.consensus.term(),
-            replicas: vec![ReplicaView {
-                id,
-                address,
-                voter: true,
-                reachable: true,
-            }],
+            leader: leadership.leader.filter(serves),
+            term: leadership.term,
+            replicas: replicas
+                .iter()
+                .map(|(&id, replica)| ReplicaView {
+                    id,
+                    address: replica.address.clone(),
+                    voter: replica.voter,
+                    reachable: replica.reachable,
+                })
+                .collect(),
         }
     }
 
@@ -128,6 +144,7 @@ impl Coordinator {
                 epoch: group.epoch(),
                 consistency: group.settings().consistency,
                 degraded: false,
+                stale: self.ready.is_none(),
                 settings: group.settings().clone(),
                 lease_ms: group.lease().0,
                 in_handover: group.in_handover(),

@@ -11,11 +11,13 @@ use skyschedule_common::protocol::MAX_WEIGHT;
 use skyschedule_common::protocol::codec::{CodecError, FrameCodec};
 use skyschedule_common::protocol::messages::{ClientMessage, Code, Refusal, ServerMessage};
 use tokio::sync::mpsc;
+use tokio_util::codec::FramedParts;
 
 use super::allowance::Allowance;
-use super::handshake::{self, Failure, check_counter, check_epoch};
+use super::handshake::{self, Caller, Failure, check_counter, check_epoch};
 use super::listener::Shared;
 use super::{ConnectionId, Frames, LoggedIn, Outbox, Outgoing, SessionEvent};
+use crate::peers::Counted;
 
 /// How long one write may take before the client counts as one that does not read.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
@@ -30,7 +32,12 @@ const FIRST_IDLE_LIMIT: Duration = Duration::from_secs(30);
 const READ_BUFFER: usize = 512;
 
 /// Serves one connection to its end.
-pub(super) async fn serve(stream: Stream, connection: ConnectionId, shared: Arc<Shared>) {
+pub(super) async fn serve(
+    stream: Stream,
+    connection: ConnectionId,
+    shared: Arc<Shared>,
+    counted: Counted,
+) {
     let Ok(peer) = stream.peer_addr() else { return };
     let local = stream.local_addr().ok();
     let mut frames = Frames::with_capacity(stream, FrameCodec::new(), READ_BUFFER);
@@ -42,7 +49,21 @@ pub(super) async fn serve(stream: Stream, connection: ConnectionId, shared: Arc<
         &shared.throttle,
     ));
     let login = match env::timeout(shared.limits.login_deadline, shaking).await {
-        Ok(Ok(login)) => login,
+        Ok(Ok(Caller::Client(login))) => login,
+        Ok(Ok(Caller::Replica(hello))) => {
+            return match &shared.peers {
+                Some(peers) => {
+                    let FramedParts { io, read_buf, .. } = frames.into_parts();
+                    peers.take(io, read_buf, hello, counted);
+                }
+                None => {
+                    let text =
+                        "this server is alone, and in no cluster; give all replicas the same peers";
+                    let refusal = Refusal::new(Code::PROTOCOL, text, None);
+                    close(&mut frames, refusal).await;
+                }
+            };
+        }
         Ok(Err(failure)) => {
             return turn_away(&mut frames, connection, peer, failure, &shared).await;
         }
@@ -235,9 +256,8 @@ fn check(message: &ClientMessage) -> Result<(), String> {
     match message {
         ClientMessage::Hello(_)
         | ClientMessage::AuthFirst { .. }
-        | ClientMessage::AuthProof { .. } => {
-            Err("a message of the login after the login".to_owned())
-        }
+        | ClientMessage::AuthProof { .. }
+        | ClientMessage::Peer(_) => Err("a message of the login after the login".to_owned()),
         ClientMessage::Login(login) => handshake::check(login),
         ClientMessage::Attach { membership, epoch } => {
             check_epoch(*epoch)?;

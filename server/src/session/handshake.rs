@@ -10,7 +10,8 @@ use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::bounded::BoundedString;
 use skyschedule_common::protocol::codec::{CodecError, MAX_FRAME};
 use skyschedule_common::protocol::messages::{
-    AuthMethod, ClientHello, ClientMessage, Code, Login, Refusal, ServerHello, ServerMessage,
+    AuthMethod, ClientHello, ClientMessage, Code, Login, PeerHello, Refusal, ServerHello,
+    ServerMessage,
 };
 use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION};
 
@@ -19,6 +20,15 @@ use super::{Frames, Users};
 
 /// Counters above this come from no honest client: half of all that there are.
 const MAX_COUNTER: u64 = 1 << 63;
+
+/// Who is at the other end.
+#[derive(Debug)]
+pub(super) enum Caller {
+    /// A client that has logged in.
+    Client(Login),
+    /// Another replica, which has not proven itself yet.
+    Replica(PeerHello),
+}
 
 /// Why a connection ends before its login is complete.
 #[derive(Debug)]
@@ -50,14 +60,18 @@ fn refused(code: Code, text: &str, retry_after: Option<Duration>, reason: &'stat
     }
 }
 
-/// Leads a new connection to its login.
+/// Leads a new connection to its login, or finds that a replica is at the other end.
 pub(super) async fn shake(
     frames: &mut Frames,
     peer: SocketAddr,
     users: &Users,
     throttle: &Throttle,
-) -> Result<Login, Failure> {
-    hello(frames, users).await?;
+) -> Result<Caller, Failure> {
+    match next(frames).await? {
+        ClientMessage::Hello(said) => hello(frames, users, said).await?,
+        ClientMessage::Peer(said) => return Ok(Caller::Replica(said)),
+        _ => return Err(out_of_turn("Hello")),
+    }
     let user = if users.are_required() {
         Some(authenticate(frames, peer, users, throttle).await?)
     } else {
@@ -76,20 +90,17 @@ pub(super) async fn shake(
         );
         return Err(refused(Code::FORBIDDEN, &text, None, "forbidden"));
     }
-    Ok(*login)
+    Ok(Caller::Client(*login))
 }
 
-async fn hello(frames: &mut Frames, users: &Users) -> Result<(), Failure> {
-    let ClientMessage::Hello(ClientHello {
+async fn hello(frames: &mut Frames, users: &Users, said: ClientHello) -> Result<(), Failure> {
+    let ClientHello {
         magic,
         min_version,
         max_version,
         agent,
         ..
-    }) = next(frames).await?
-    else {
-        return Err(out_of_turn("Hello"));
-    };
+    } = said;
     if magic != MAGIC {
         return Err(Failure::Protocol(
             "the first message is not from a SkySchedule client".to_owned(),

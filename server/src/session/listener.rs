@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use super::throttle::Throttle;
 use super::{ConnectionId, Frames, SessionEvent, Users, connection};
 use crate::metrics::Metrics;
+use crate::peers::Peers;
 
 /// Pause after a failed accept, which is usually a shortage of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -41,6 +42,8 @@ pub(super) struct Shared {
     pub(super) throttle: Throttle,
     pub(super) events: mpsc::Sender<SessionEvent>,
     pub(super) metrics: Metrics,
+    /// None: this replica is alone.
+    pub(super) peers: Option<Peers>,
     open: Mutex<Open>,
 }
 
@@ -87,6 +90,7 @@ impl Listener {
         users: Users,
         events: mpsc::Sender<SessionEvent>,
         metrics: Metrics,
+        peers: Option<Peers>,
     ) -> Self {
         let shared = Shared {
             limits,
@@ -94,6 +98,7 @@ impl Listener {
             throttle: Throttle::default(),
             events,
             metrics,
+            peers,
             open: Mutex::default(),
         };
         Self {
@@ -139,11 +144,8 @@ impl Listener {
             });
             return;
         };
-        let open = shared.metrics.connection();
-        env::spawn(async move {
-            let _counted = (slot, open);
-            connection::serve(stream, id, shared).await;
-        });
+        let counted = Box::new((slot, shared.metrics.connection()));
+        env::spawn(connection::serve(stream, id, shared, counted));
     }
 
     fn take_slot(&self, address: IpAddr) -> Option<Slot> {

@@ -125,7 +125,9 @@ pub(crate) async fn propose(
     let mut at = from;
     while at < to {
         let end = to.min(at + batch);
-        consensus.propose((at..end).map(command).collect()).unwrap();
+        consensus
+            .propose(&(at..end).map(command).collect::<Vec<_>>())
+            .unwrap();
         answered(decided, end - at).await;
         at = end;
     }

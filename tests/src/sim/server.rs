@@ -104,7 +104,7 @@ pub fn used_disk(settings: &Settings) -> MemoryDisk {
                 group: group.clone(),
                 change,
             });
-            consensus.propose(commands.to_vec())?;
+            consensus.propose(&commands)?;
             for _ in 0..2 {
                 decided.recv().await;
             }
@@ -125,9 +125,9 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     config.listen = ([0, 0, 0, 0], PORT).into();
     config.users.push(User::new("moon", "walker")?);
     let memory = Options {
-        storage: Storage::Memory(process.disk.clone()),
         // Often, so that restarts begin from snapshots, too.
         snapshot_every: 20,
+        ..Options::new(Storage::Memory(process.disk.clone()))
     };
     let mut server = Server::start_with(config, memory).await?;
     let consensus = server.consensus().clone();

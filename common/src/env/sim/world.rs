@@ -74,6 +74,21 @@ where
     Ok(spawn(future))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the real one may fail")]
+pub(in crate::env) fn spawn_apart<F>(_: &str, future: F) -> Result<(), IoThreadError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    spawn(future);
+    Ok(())
+}
+
+/// A host has one runtime.
+#[expect(clippy::unnecessary_wraps, reason = "the real one may fail")]
+pub(in crate::env) fn move_here(_: &mut Socket) -> io::Result<()> {
+    Ok(())
+}
+
 pub(in crate::env) async fn resolve(name: &str) -> io::Result<Vec<SocketAddr>> {
     current().running().await;
     let invalid = || {

@@ -1,0 +1,180 @@
+//! openraft's requests over the connections between replicas.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use openraft::OptionalSend;
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::v2::RaftNetworkV2;
+use openraft::network::{RPCOption, RaftNetworkFactory};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
+    VoteRequest, VoteResponse,
+};
+use skyschedule_common::protocol::codec;
+
+use super::identity::ClusterId;
+use super::raft::{Snapshot, TypeConfig, Vote};
+use super::serve::Membership;
+use super::store::MAX_SNAPSHOT;
+use super::wire::{Envelope, Reply, Request};
+use crate::peers::{AskError, Peers, Service};
+
+/// Largest request: a snapshot, and what is around it.
+pub(super) const MAX_MESSAGE: usize = MAX_SNAPSHOT + 4_096;
+
+/// How long a snapshot of this size may take: it is sent at 1 MiB/s at least, and then written.
+fn snapshot_limit(bytes: usize) -> Duration {
+    Duration::from_secs(10 + (bytes >> 20) as u64)
+}
+
+/// Asks other replicas about consensus.
+#[derive(Debug, Clone)]
+pub(super) struct Network {
+    /// None: this replica is alone.
+    pub(super) peers: Option<Peers>,
+    pub(super) membership: Membership,
+    /// How long an answer about votes and entries may take.
+    pub(super) limit: Duration,
+}
+
+/// No answer, or a wrong one.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error("an answer that cannot be read: {0}")]
+    Codec(#[from] codec::CodecError),
+    #[error("an answer to something else")]
+    Mismatch,
+}
+
+impl From<CallError> for RPCError<TypeConfig> {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Ask(AskError::Unreachable(_) | AskError::Refused(..)) => {
+                Self::Unreachable(Unreachable::new(&error))
+            }
+            _ => Self::Network(NetworkError::new(&error)),
+        }
+    }
+}
+
+impl Network {
+    /// Asks the replica `to`.
+    pub(super) async fn call(
+        &self,
+        to: u64,
+        request: Request,
+        limit: Duration,
+    ) -> Result<Reply, CallError> {
+        let id = u16::try_from(to).unwrap_or(0);
+        let peers = self.peers.as_ref().ok_or(AskError::Unreachable(id))?;
+        let cluster: Option<ClusterId> = self.membership.identity().cluster;
+        let envelope = Envelope { cluster, request };
+        let body = codec::encode(&envelope, MAX_MESSAGE)?;
+        let answer = peers.ask(id, Service::Consensus, body, limit).await?;
+        Ok(codec::decode(&answer, MAX_MESSAGE)?)
+    }
+}
+
+impl RaftNetworkFactory<TypeConfig> for Network {
+    type Network = Client;
+
+    async fn new_client(&mut self, target: u64, _: &()) -> Client {
+        Client {
+            network: self.clone(),
+            target,
+        }
+    }
+}
+
+/// Asks one other replica.
+pub(super) struct Client {
+    network: Network,
+    target: u64,
+}
+
+impl Client {
+    async fn call(&self, request: Request) -> Result<Reply, CallError> {
+        let limit = self.network.limit;
+        self.network.call(self.target, request, limit).await
+    }
+}
+
+impl RaftNetworkV2<TypeConfig> for Client {
+    type SnapshotData = Bytes;
+
+    async fn append_entries(
+        &mut self,
+        request: AppendEntriesRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
+        match self.call(Request::Append(request)).await? {
+            Reply::Append(answer) => Ok(answer),
+            _ => Err(CallError::Mismatch.into()),
+        }
+    }
+
+    async fn vote(
+        &mut self,
+        request: VoteRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
+        match self.call(Request::Vote(request)).await? {
+            Reply::Vote(answer) => Ok(answer),
+            _ => Err(CallError::Mismatch.into()),
+        }
+    }
+
+    async fn pre_vote(
+        &mut self,
+        request: VoteRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
+        match self.call(Request::PreVote(request)).await? {
+            Reply::Vote(answer) => Ok(answer),
+            _ => Err(CallError::Mismatch.into()),
+        }
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        vote: Vote,
+        snapshot: Snapshot,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        _: RPCOption,
+    ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        let limit = snapshot_limit(snapshot.snapshot.len());
+        let request = Request::Snapshot {
+            vote,
+            meta: snapshot.meta,
+            state: snapshot.snapshot,
+        };
+        let reply = tokio::select! {
+            biased;
+            closed = cancel => return Err(closed.into()),
+            reply = self.network.call(self.target, request, limit) => reply,
+        };
+        match reply.map_err(RPCError::from)? {
+            Reply::Snapshot(answer) => Ok(answer),
+            _ => Err(RPCError::from(CallError::Mismatch).into()),
+        }
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        request: TransferLeaderRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<openraft::raft::TransferLeaderResponse<TypeConfig>, RPCError<TypeConfig>> {
+        let request = Request::Transfer {
+            vote: *request.from_leader(),
+            to: *request.to_node_id(),
+            last: request.last_log_id().copied(),
+        };
+        match self.call(request).await? {
+            Reply::Done => Ok(Ok(())),
+            _ => Err(CallError::Mismatch.into()),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What other replicas ask about consensus, and whether this one may take part in it.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use openraft::async_runtime::WatchReceiver as _;
+use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
+use skyschedule_common::protocol::codec;
+
+use super::identity::{ClusterId, Identity, Standing};
+use super::log::Log;
+use super::network::MAX_MESSAGE;
+use super::raft::{LogId, Raft, Snapshot, Vote, seeded};
+use super::store::Change;
+use super::wire::{Envelope, Reply, Request, Status};
+use super::writer::Writer;
+use crate::peers::{Answering, Handler};
+
+/// The identity of this replica, on disk and in memory. A clone is the same.
+#[derive(Clone)]
+pub(super) struct Membership {
+    identity: Arc<Mutex<Identity>>,
+    writer: Writer,
+}
+
+impl std::fmt::Debug for Membership {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.identity().fmt(f)
+    }
+}
+
+impl Membership {
+    pub(super) fn new(identity: Identity, writer: Writer) -> Self {
+        Self {
+            identity: Arc::new(Mutex::new(identity)),
+            writer,
+        }
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what this replica is; durable before it counts.
+    pub(super) async fn set(&self, cluster: ClusterId, standing: Standing) -> io::Result<()> {
+        let identity = Identity {
+            cluster: Some(cluster),
+            standing,
+            ..self.identity()
+        };
+        self.writer.write(Change::Identity(identity)).await?;
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+        tracing::info!(%cluster, ?standing, "this replica's standing in the cluster");
+        Ok(())
+    }
+}
+
+/// Answers other replicas.
+#[derive(Clone)]
+pub(super) struct Answers {
+    pub(super) raft: Raft,
+    pub(super) log: Log,
+    pub(super) membership: Membership,
+    pub(super) advertise: String,
+}
+
+impl Answers {
+    /// As a handler of requests.
+    pub(super) fn handler(self) -> Handler {
+        Arc::new(move |_, body| -> Answering {
+            let answers = self.clone();
+            Box::pin(seeded(async move { answers.answer(&body).await }))
+        })
+    }
+
+    async fn answer(&self, body: &[u8]) -> Result<Bytes, String> {
+        let envelope: Envelope =
+            codec::decode(body, MAX_MESSAGE).map_err(|error| error.to_string())?;
+        let reply = self.reply(envelope).await?;
+        codec::encode(&reply, MAX_MESSAGE).map_err(|error| error.to_string())
+    }
+
+    async fn reply(&self, Envelope { cluster, request }: Envelope) -> Result<Reply, String> {
+        let fatal = |error: &dyn std::fmt::Display| error.to_string();
+        let identity = self.membership.identity();
+        let same_cluster = cluster.is_some() && cluster == identity.cluster;
+        match request {
+            Request::Status => Ok(Reply::Status(self.status())),
+            Request::Form { cluster } => self.form(cluster).await,
+            _ if !same_cluster => Err("it is in another cluster, or in none yet".into()),
+            Request::Append(request) => {
+                self.may_follow(identity, &request.vote)?;
+                let (vote, committed) = (request.vote, request.leader_commit);
+                let last = request.entries.last().map(|entry| entry.log_id);
+                let last = last.or(request.prev_log_id);
+                let answer = self.raft.append_entries(request).await;
+                let answer = answer.map_err(|error| fatal(&error))?;
+                if matches!(answer, AppendEntriesResponse::Success) {
+                    self.brought_up(identity, &vote, last, committed).await?;
+                }
+                Ok(Reply::Append(answer))
+            }
+            Request::Snapshot { vote, meta, state } => {
+                self.may_follow(identity, &vote)?;
+                let snapshot = Snapshot {
+                    meta,
+                    snapshot: state,
+                };
+                let answer = self.raft.install_full_snapshot(vote, snapshot).await;
+                Ok(Reply::Snapshot(answer.map_err(|error| fatal(&error))?))
+            }
+            _ if identity.standing != Standing::Full => {
+                Err("it lost its disk, and does not vote before it is brought up".into())
+            }
+            Request::PreVote(request) => {
+                let answer = self.raft.pre_vote(request).await;
+                Ok(Reply::Vote(answer.map_err(|error| fatal(&error))?))
+            }
+            Request::Vote(request) => {
+                let answer = self.raft.vote(request).await;
+                Ok(Reply::Vote(answer.map_err(|error| fatal(&error))?))
+            }
+            Request::Transfer { vote, to, last } => {
+                let request = TransferLeaderRequest::new(vote, to, last);
+                let answer = self.raft.handle_transfer_leader(request).await;
+                answer
+                    .map_err(|error| fatal(&error))?
+                    .map_err(|error| fatal(&error))?;
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    /// How this replica is.
+    pub(super) fn status(&self) -> Status {
+        let Identity {
+            cluster, standing, ..
+        } = self.membership.identity();
+        let known = self
+            .raft
+            .server_metrics()
+            .borrow_watched()
+            .vote
+            .leader_id
+            .term;
+        let durable = self.log.vote().map_or(0, |vote| vote.leader_id.term);
+        Status {
+            cluster,
+            standing,
+            empty: self.log.last().is_none(),
+            term: known.max(durable),
+            advertise: self.advertise.clone(),
+        }
+    }
+
+    async fn form(&self, cluster: ClusterId) -> Result<Reply, String> {
+        if self.log.last().is_some() {
+            return Err("it has decisions of a cluster on its disk".into());
+        }
+        let formed = self.membership.set(cluster, Standing::Full).await;
+        formed.map_err(|error| error.to_string())?;
+        self.raft.runtime_config().elect(true);
+        Ok(Reply::Done)
+    }
+
+    fn may_follow(&self, identity: Identity, vote: &Vote) -> Result<(), String> {
+        match identity.standing {
+            Standing::Full => Ok(()),
+            Standing::Returning { term } if vote.leader_id.term >= term => Ok(()),
+            Standing::Returning { .. } => {
+                Err("it lost its disk, and follows only a newer leader".into())
+            }
+            Standing::Blank => Err("it lost its disk, and has not heard all others yet".into()),
+        }
+    }
+
+    /// A replica that lost its disk is as good as any once it has all that a leader had committed, which has
+    /// committed an entry of its own, so that it knows of all earlier ones.
+    async fn brought_up(
+        &self,
+        identity: Identity,
+        leader: &Vote,
+        last: Option<LogId>,
+        committed: Option<LogId>,
+    ) -> Result<(), String> {
+        let (Standing::Returning { .. }, Some(cluster)) = (identity.standing, identity.cluster)
+        else {
+            return Ok(());
+        };
+        let own = committed.filter(|committed| committed.leader_id.term == leader.leader_id.term);
+        if own.is_some_and(|committed| last >= Some(committed)) {
+            let set = self.membership.set(cluster, Standing::Full).await;
+            set.map_err(|error| error.to_string())?;
+            self.raft.runtime_config().elect(true);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! What replicas say to each other about consensus.
+
+use bytes::Bytes;
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
+};
+use serde::{Deserialize, Serialize};
+
+use super::identity::{ClusterId, Standing};
+use super::raft::{LogId, SnapshotMeta, TypeConfig, Vote};
+
+/// What is asked, and in which cluster.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Envelope {
+    /// Cluster of whoever asks, once it is in one.
+    pub(super) cluster: Option<ClusterId>,
+    /// What is asked.
+    pub(super) request: Request,
+}
+
+/// What can be asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// How the other one is.
+    Status,
+    /// All replicas are blank: they are one cluster from now on.
+    Form {
+        /// Which.
+        cluster: ClusterId,
+    },
+    /// A leader's entries, or its heartbeat.
+    Append(AppendEntriesRequest<TypeConfig>),
+    /// Whether it would vote.
+    PreVote(VoteRequest<TypeConfig>),
+    /// To vote.
+    Vote(VoteRequest<TypeConfig>),
+    /// A leader's snapshot.
+    Snapshot {
+        /// Of the leader.
+        vote: Vote,
+        /// What it covers.
+        meta: SnapshotMeta,
+        /// The state.
+        state: Bytes,
+    },
+    /// To lead in place of the one that asks.
+    Transfer {
+        /// Of the leader.
+        vote: Vote,
+        /// Who shall lead.
+        to: u64,
+        /// It must have this entry.
+        last: Option<LogId>,
+    },
+}
+
+/// The answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// To `Status`.
+    Status(Status),
+    /// To `Form` and `Transfer`.
+    Done,
+    /// To `Append`.
+    Append(AppendEntriesResponse<TypeConfig>),
+    /// To `PreVote` and `Vote`.
+    Vote(VoteResponse<TypeConfig>),
+    /// To `Snapshot`.
+    Snapshot(SnapshotResponse<TypeConfig>),
+}
+
+/// How a replica is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Status {
+    /// Its cluster, once it is in one.
+    pub(super) cluster: Option<ClusterId>,
+    /// What it may do.
+    pub(super) standing: Standing,
+    /// No entry ever came to its disk.
+    pub(super) empty: bool,
+    /// The newest term that it knows.
+    pub(super) term: u64,
+    /// Where clients reach it.
+    pub(super) advertise: String,
+}

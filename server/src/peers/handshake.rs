@@ -1,0 +1,180 @@
+//! Both ends of a connection prove that they know the cluster's secret.
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use skyschedule_common::auth::{Introduction, Role};
+use skyschedule_common::env;
+use skyschedule_common::env::net::Stream;
+use skyschedule_common::protocol::MAGIC;
+use skyschedule_common::protocol::codec::{CodecError, FrameCodec, MAX_FRAME};
+use skyschedule_common::protocol::messages::{ClientMessage, PeerHello, ServerMessage};
+use tokio_util::codec::{Framed, FramedParts};
+
+use super::frame::{Frames, PeerFrame, Text};
+use super::{Counted, Incoming, Roster, VERSION};
+
+/// Why two replicas do not talk.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    /// The connection failed.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    /// The other end closed it.
+    #[error("it closed the connection; it may not have this replica in its peers")]
+    Closed,
+    /// The other end says why.
+    #[error("it refuses: {0}")]
+    Refused(String),
+    /// The other end does not know the secret.
+    #[error("it does not know this cluster's secret; give all replicas the same cluster_secret")]
+    Secret,
+    /// Something else than expected.
+    #[error("it does not speak as a replica does; check its address, and its version")]
+    Protocol,
+    /// The wrong replica, or the wrong version.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+/// Introduces this replica to the one at the other end.
+pub(super) async fn dial(
+    stream: Stream,
+    roster: &Roster,
+    to: u16,
+) -> Result<Frames, HandshakeError> {
+    let mut first = Framed::new(stream, FrameCodec::<ServerMessage, ClientMessage>::new());
+    let dialer_nonce = nonce();
+    first
+        .send(ClientMessage::Peer(PeerHello {
+            magic: MAGIC,
+            version: VERSION,
+            from: roster.id,
+            to,
+            nonce: dialer_nonce,
+        }))
+        .await?;
+    let FramedParts { io, .. } = first.into_parts();
+    let mut frames = Frames::new(io, FrameCodec::new());
+    let (acceptor_nonce, proof) = match next(&mut frames).await? {
+        PeerFrame::Welcome { nonce, proof } => (nonce, proof),
+        PeerFrame::Refused { text } => return Err(HandshakeError::Refused(text.into_inner())),
+        _ => return Err(HandshakeError::Protocol),
+    };
+    let introduction = Introduction {
+        from: roster.id,
+        to,
+        dialer_nonce,
+        acceptor_nonce,
+    };
+    if !roster.key.verify(Role::Acceptor, &introduction, &proof) {
+        return Err(HandshakeError::Secret);
+    }
+    let proof = roster.key.prove(Role::Dialer, &introduction);
+    frames.send(PeerFrame::Proof { proof }).await?;
+    match next(&mut frames).await? {
+        PeerFrame::Accepted => {}
+        PeerFrame::Refused { text } => return Err(HandshakeError::Refused(text.into_inner())),
+        _ => return Err(HandshakeError::Protocol),
+    }
+    frames.codec_mut().set_max_frame(MAX_FRAME);
+    Ok(frames)
+}
+
+/// Answers a replica that introduced itself.
+pub(super) async fn accept(
+    incoming: Incoming,
+    roster: &Roster,
+) -> Result<(u16, Frames, Counted), HandshakeError> {
+    let Incoming {
+        stream,
+        read,
+        hello,
+        counted,
+    } = incoming;
+    let mut parts = FramedParts::new::<PeerFrame>(stream, FrameCodec::new());
+    parts.read_buf = read;
+    let mut frames = Frames::from_parts(parts);
+    if let Err(text) = check(&hello, roster) {
+        return refuse(&mut frames, HandshakeError::Wrong(text)).await;
+    }
+    let acceptor_nonce = nonce();
+    let introduction = Introduction {
+        from: hello.from,
+        to: hello.to,
+        dialer_nonce: hello.nonce,
+        acceptor_nonce,
+    };
+    let proof = roster.key.prove(Role::Acceptor, &introduction);
+    frames
+        .send(PeerFrame::Welcome {
+            nonce: acceptor_nonce,
+            proof,
+        })
+        .await?;
+    let PeerFrame::Proof { proof } = next(&mut frames).await? else {
+        return Err(HandshakeError::Protocol);
+    };
+    if !roster.key.verify(Role::Dialer, &introduction, &proof) {
+        return refuse(&mut frames, HandshakeError::Secret).await;
+    }
+    frames.send(PeerFrame::Accepted).await?;
+    frames.codec_mut().set_max_frame(MAX_FRAME);
+    Ok((hello.from, frames, counted))
+}
+
+fn check(hello: &PeerHello, roster: &Roster) -> Result<(), String> {
+    let PeerHello {
+        magic,
+        version,
+        from,
+        to,
+        ..
+    } = *hello;
+    if magic != MAGIC {
+        return Err("the first message is not from a replica of SkySchedule".into());
+    }
+    if version != VERSION {
+        return Err(format!(
+            "replica {} speaks version {VERSION} between replicas, and replica {from} version {version}; update the older",
+            roster.id
+        ));
+    }
+    if to != roster.id {
+        return Err(format!(
+            "this is replica {}, and replica {from} looks for replica {to} here; correct its peers",
+            roster.id
+        ));
+    }
+    if from == to || !roster.addresses.contains_key(&from) {
+        return Err(format!(
+            "replica {from} is not in the peers of replica {}; give all replicas the same peers",
+            roster.id
+        ));
+    }
+    Ok(())
+}
+
+async fn refuse<T>(frames: &mut Frames, why: HandshakeError) -> Result<T, HandshakeError> {
+    let text = match &why {
+        HandshakeError::Secret => {
+            "this cluster's secret is another one; give all replicas the same cluster_secret".into()
+        }
+        other => other.to_string(),
+    };
+    let text = Text::truncated(&text);
+    // It may be gone.
+    let _ = frames.send(PeerFrame::Refused { text }).await;
+    Err(why)
+}
+
+async fn next(frames: &mut Frames) -> Result<PeerFrame, HandshakeError> {
+    match frames.next().await {
+        None => Err(HandshakeError::Closed),
+        Some(frame) => Ok(frame?),
+    }
+}
+
+fn nonce() -> [u8; 32] {
+    let mut nonce = [0; 32];
+    env::rng::fill(&mut nonce);
+    nonce
+}

@@ -1,0 +1,187 @@
+//! Connections between replicas: requests with answers, many at a time, over one authenticated stream.
+//!
+//! Each replica keeps a connection of its own to each other one, for what *it* asks. Who asks what is none
+//! of this module's business: a body is bytes, and a [`Service`] takes it. A large body travels in parts
+//! between those of others, so that a snapshot delays no heartbeat.
+//!
+//! | file | one idea |
+//! |---|---|
+//! | `frame` | what is on the wire, and bodies in parts |
+//! | `handshake` | both ends prove that they know the cluster's secret |
+//! | `link` | the connection to one other replica, made anew when it breaks |
+//! | `incoming` | what others ask |
+
+mod frame;
+mod handshake;
+mod incoming;
+mod link;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use skyschedule_common::auth::ClusterKey;
+use skyschedule_common::env;
+use skyschedule_common::env::net::Stream;
+use skyschedule_common::protocol::messages::PeerHello;
+use tokio::sync::mpsc;
+
+use self::link::Link;
+
+/// Version of what replicas say to each other.
+pub(crate) const VERSION: u16 = 1;
+
+/// Connections of others that wait to be served.
+const WAITING: usize = 64;
+
+/// Who takes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Service {
+    /// Votes, entries, snapshots, and how a cluster forms.
+    Consensus = 1,
+    /// What a replica learns of clients that another one serves.
+    Reports = 2,
+    /// Calls of the admin interface that the leader must answer.
+    Admin = 3,
+}
+
+/// The answer to a request, or why there is none.
+pub(crate) type Answering = Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>>;
+
+/// What counts a connection while it lives.
+pub(crate) type Counted = Box<dyn Send>;
+
+/// Takes the requests of one service: who asks, and what.
+pub(crate) type Handler = Arc<dyn Fn(u16, Bytes) -> Answering + Send + Sync>;
+
+/// No answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// There is no connection.
+    #[error("replica {0} cannot be reached")]
+    Unreachable(u16),
+    /// It did not answer in time.
+    #[error("replica {0} did not answer in time")]
+    Late(u16),
+    /// It refuses.
+    #[error("replica {0} refuses: {1}")]
+    Refused(u16, String),
+}
+
+/// Who the replicas of a cluster are.
+#[derive(Debug, Clone)]
+pub(crate) struct Roster {
+    /// This replica.
+    pub(crate) id: u16,
+    /// Every replica's `host:port`, this one included.
+    pub(crate) addresses: BTreeMap<u16, String>,
+    /// What they prove to each other.
+    pub(crate) key: ClusterKey,
+}
+
+/// The other replicas. A clone is the same.
+#[derive(Clone)]
+pub(crate) struct Peers(Arc<Inner>);
+
+struct Inner {
+    roster: Roster,
+    links: BTreeMap<u16, Link>,
+    handlers: RwLock<BTreeMap<u8, Handler>>,
+    incoming: mpsc::Sender<Incoming>,
+}
+
+/// A connection of another replica, of which the first message was read.
+struct Incoming {
+    stream: Stream,
+    /// What was read beyond that message.
+    read: BytesMut,
+    hello: PeerHello,
+    counted: Counted,
+}
+
+impl fmt::Debug for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peers")
+            .field("roster", &self.0.roster)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Peers {
+    /// Begins to connect to the others, on the present runtime. It ends when all clones are gone.
+    pub(crate) fn start(roster: Roster) -> Self {
+        let others = roster
+            .addresses
+            .iter()
+            .filter(|(id, _)| **id != roster.id)
+            .map(|(&id, address)| (id, Link::start(&roster, id, address.clone())))
+            .collect();
+        let (incoming, waiting) = mpsc::channel(WAITING);
+        let peers = Self(Arc::new(Inner {
+            roster,
+            links: others,
+            handlers: RwLock::default(),
+            incoming,
+        }));
+        env::spawn(incoming::accept(Arc::downgrade(&peers.0), waiting));
+        peers
+    }
+
+    /// The other replicas.
+    pub(crate) fn others(&self) -> impl Iterator<Item = u16> + '_ {
+        self.0.links.keys().copied()
+    }
+
+    /// All replicas and where they are, this one included.
+    pub(crate) fn addresses(&self) -> &BTreeMap<u16, String> {
+        &self.0.roster.addresses
+    }
+
+    /// Asks another replica.
+    pub(crate) async fn ask(
+        &self,
+        id: u16,
+        service: Service,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Bytes, AskError> {
+        let link = self.0.links.get(&id).ok_or(AskError::Unreachable(id))?;
+        env::timeout(limit, link.ask(service, body))
+            .await
+            .unwrap_or(Err(AskError::Late(id)))
+    }
+
+    /// From here on `handler` takes the requests of this service.
+    pub(crate) fn serve(&self, service: Service, handler: Handler) {
+        self.0
+            .handlers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(service as u8, handler);
+    }
+
+    /// Takes over a connection whose first message says that it comes from a replica.
+    pub(crate) fn take(&self, stream: Stream, read: BytesMut, hello: PeerHello, counted: Counted) {
+        // With so many waiting, it is dropped, and tried again from the other end.
+        let _ = self.0.incoming.try_send(Incoming {
+            stream,
+            read,
+            hello,
+            counted,
+        });
+    }
+}
+
+impl Inner {
+    fn handler(&self, service: u8) -> Option<Handler> {
+        let handlers = self.handlers.read();
+        handlers
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&service)
+            .cloned()
+    }
+}

@@ -1,0 +1,303 @@
+//! Three servers, one numbering: any one of them may go, and clients do not mind.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use skyschedule_common::env;
+use skyschedule_tests::cluster::Cluster;
+use skyschedule_tests::member::{Event, Member};
+use skyschedule_tests::numbering::{numbered, settled};
+
+const GROUP: &str = "1000";
+
+/// What must not change while only servers come and go: epoch, shares and membership of each.
+type Numbers = (Option<String>, Vec<(u32, Vec<(u32, u32)>)>, Option<String>);
+
+fn numbers(members: &[Member]) -> Vec<Numbers> {
+    let of = |member: &Member| {
+        let rows = member.rows();
+        (rows.epoch, rows.shares, member.membership())
+    };
+    members.iter().map(of).collect()
+}
+
+fn all(members: &[Member]) -> Vec<&Member> {
+    members.iter().collect()
+}
+
+/// A cluster that gives short leases, and three members that have settled.
+async fn group() -> (Cluster, Vec<Member>) {
+    let cluster = Cluster::start().await;
+    let leader = cluster.leader().await;
+    cluster.servers[leader].admin().short_leases(GROUP).await;
+    let members = cluster.members(GROUP, 3);
+    settled(&all(&members)).await;
+    (cluster, members)
+}
+
+/// Waits until the leader has heard a heartbeat of each of these members.
+async fn heard_by_leader(cluster: &Cluster, leader: usize, members: &[Member]) {
+    let deadline = env::now() + Duration::from_secs(20);
+    loop {
+        let group = cluster.servers[leader].admin().group(GROUP).await;
+        let group = group.unwrap_or_default();
+        let shown = group["members"].as_array().cloned().unwrap_or_default();
+        let active = shown
+            .iter()
+            .filter(|member| member["state"] == "active" && member["heartbeat_age_ms"].is_u64());
+        if active.count() == members.len() && group["stale"] == false {
+            return;
+        }
+        let log = cluster.servers[leader].log();
+        assert!(
+            env::now() < deadline,
+            "members are not back: {group}; {log}"
+        );
+        env::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A new member, and how long after `start` all four had their numbers.
+async fn one_more(cluster: &Cluster, members: &mut Vec<Member>, start: u64) -> Duration {
+    members.push(cluster.member(GROUP, "one-more").start());
+    numbered(&all(members)).await.after(start)
+}
+
+#[tokio::test]
+async fn a_cluster_forms_in_any_order_of_starts() {
+    let mut cluster = Cluster::prepared();
+    for at in [2, 0, 1] {
+        cluster.servers[at].launch();
+        env::sleep(Duration::from_millis(300)).await;
+    }
+    cluster.ready().await;
+    let leader = cluster.leader().await;
+    for at in 0..3 {
+        let deadline = env::now() + Duration::from_secs(20);
+        let view = loop {
+            let view = cluster.view(at).await;
+            let replicas = view["replicas"].as_array().unwrap();
+            assert_eq!(replicas.len(), 3);
+            let is_there =
+                |replica: &Value| replica["voter"] == true && replica["reachable"] == true;
+            if replicas.iter().all(is_there) {
+                break view;
+            }
+            assert!(env::now() < deadline, "{view}");
+            env::sleep(Duration::from_millis(20)).await;
+        };
+        assert_eq!(view["replica_id"], at + 1);
+        // Reads and writes are passed on.
+        let admin = cluster.servers[at].admin();
+        admin
+            .configure(
+                &format!("group-{at}"),
+                &serde_json::json!({ "settle_ms": 30 }),
+            )
+            .await;
+        assert!(admin.group(&format!("group-{at}")).await.is_some());
+    }
+    assert!(cluster.servers[leader].logged("leads, and serves clients"));
+}
+
+#[tokio::test]
+async fn a_killed_leader_moves_no_share_and_the_next_join_is_numbered_soon() {
+    let (mut cluster, mut members) = group().await;
+    let before = numbers(&members);
+    let leader = cluster.leader().await;
+    let links = |member: &Member| {
+        let events = member.events();
+        let last = events.into_iter().rev().find_map(|event| match event {
+            Event::State { links, .. } => Some(links),
+            _ => None,
+        });
+        last.unwrap()
+    };
+    println!("links before: {:?}", links(&members[0]));
+    let killed = env::now().as_nanos();
+    cluster.servers[leader].kill().await;
+    let took = one_more(&cluster, &mut members, killed).await;
+    println!("numbered a join {took:?} after the leader was killed");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    let other = (leader + 1) % 3;
+    let next = cluster.leader_seen_by(other, Some(leader)).await;
+    println!("links after: {:?}", links(&members[0]));
+    assert!(cluster.servers[other].logged("connection to another replica has ended"));
+    // The first change was the join: nobody was taken for dead, and all kept their memberships.
+    let memberships = |numbers: &[Numbers]| -> Vec<_> {
+        numbers
+            .iter()
+            .map(|(.., membership)| membership.clone())
+            .collect()
+    };
+    assert_eq!(memberships(&numbers(&members[..3])), memberships(&before));
+    heard_by_leader(&cluster, next, &members).await;
+    cluster.servers[leader].restart().await;
+    settled(&all(&members)).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_stands_still_for_ten_seconds_moves_no_share() {
+    let (cluster, members) = group().await;
+    let before = numbers(&members);
+    let leader = cluster.leader().await;
+    cluster.servers[leader].signal(Signal::STOP);
+    let other = (leader + 1) % 3;
+    let next = cluster.leader_seen_by(other, Some(leader)).await;
+    env::sleep(Duration::from_secs(10)).await;
+    heard_by_leader(&cluster, next, &members).await;
+    cluster.servers[leader].signal(Signal::CONT);
+    env::sleep(Duration::from_secs(3)).await;
+    settled(&all(&members)).await;
+    assert_eq!(cluster.leader().await, next);
+    assert_eq!(numbers(&members), before);
+}
+
+#[tokio::test]
+async fn a_rolling_restart_changes_no_epoch() {
+    let (mut cluster, members) = group().await;
+    let before = numbers(&members);
+    let leader = cluster.leader().await;
+    // The leader first, so that the leadership moves twice at least.
+    for at in [leader, (leader + 1) % 3, (leader + 2) % 3] {
+        let leads = cluster.leader().await == at;
+        let status = cluster.servers[at].stop().await;
+        assert_eq!(status.code(), Some(0), "{}", cluster.servers[at].log());
+        assert_eq!(
+            cluster.servers[at].logged("handed the leadership over"),
+            leads
+        );
+        cluster.servers[at].restart().await;
+        let leader = cluster.leader().await;
+        heard_by_leader(&cluster, leader, &members).await;
+    }
+    settled(&all(&members)).await;
+    assert_eq!(numbers(&members), before);
+}
+
+#[tokio::test]
+async fn without_a_follower_all_goes_on_and_without_a_majority_nothing_moves() {
+    let (mut cluster, mut members) = group().await;
+    let leader = cluster.leader().await;
+    let [first, second] = [(leader + 1) % 3, (leader + 2) % 3];
+    cluster.servers[first].kill().await;
+    let took = one_more(&cluster, &mut members, env::now().as_nanos()).await;
+    println!("numbered a join {took:?} after it began, with two replicas of three");
+    settled(&all(&members)).await;
+    let before = numbers(&members);
+    cluster.servers[second].kill().await;
+    // Longer than a lease: the leader cannot know who is alive.
+    env::sleep(Duration::from_secs(5)).await;
+    assert!(!cluster.servers[leader].admin().is_ready().await);
+    assert_eq!(numbers(&members), before);
+    cluster.servers[second].restart().await;
+    let leader = cluster.leader().await;
+    heard_by_leader(&cluster, leader, &members).await;
+    settled(&all(&members)).await;
+    assert_eq!(numbers(&members), before);
+}
+
+#[tokio::test]
+async fn replicas_without_the_secret_are_turned_away() {
+    let mut cluster = Cluster::prepared();
+    let folder = tempfile::TempDir::new().unwrap();
+    for (at, server) in cluster.servers.iter_mut().enumerate() {
+        let secret = if at == 2 {
+            "another secret of 16"
+        } else {
+            "the secret of the cluster"
+        };
+        let file = folder.path().join(format!("secret-{at}"));
+        std::fs::write(&file, secret).unwrap();
+        server.flag("--cluster-secret-file", file.to_str().unwrap());
+        server.launch();
+    }
+    let deadline = env::now() + Duration::from_secs(20);
+    while !cluster.servers[0].logged("another one; give all replicas the same cluster_secret")
+        && !cluster.servers[0].logged("does not know this cluster's secret")
+    {
+        assert!(env::now() < deadline, "{}", cluster.servers[0].log());
+        env::sleep(Duration::from_millis(20)).await;
+    }
+    // All three must be there to form a cluster.
+    for server in &cluster.servers {
+        assert!(!server.admin().is_ready().await);
+    }
+    cluster.servers[2].kill().await;
+    std::fs::write(folder.path().join("secret-2"), "the secret of the cluster").unwrap();
+    cluster.servers[2].launch();
+    cluster.ready().await;
+}
+
+#[tokio::test]
+async fn a_disk_of_another_cluster_or_another_replica_is_refused() {
+    let mut one = Cluster::start().await;
+    let mut other = Cluster::start().await;
+    let (a, b) = (one.leader().await, other.leader().await);
+    let follower = (0..3).find(|at| *at != a && *at != b).unwrap();
+    one.servers[follower].kill().await;
+    other.servers[follower].kill().await;
+    one.servers[follower].swap_disks(&mut other.servers[follower]);
+    one.servers[follower].launch();
+    assert_eq!(one.servers[follower].ended().await.code(), Some(1));
+    assert!(one.servers[follower].logged("from another cluster"));
+    assert!(one.servers[a].admin().is_ready().await);
+
+    let next = (follower + 1) % 3;
+    one.servers[next].stop().await;
+    let (low, high) = (follower.min(next), follower.max(next));
+    let [first, .., last] = &mut one.servers[low..=high] else {
+        panic!("two servers");
+    };
+    first.swap_disks(last);
+    first.launch();
+    assert_eq!(first.ended().await.code(), Some(1));
+    assert!(first.logged("is that of replica"), "{}", first.log());
+}
+
+#[tokio::test]
+async fn a_replica_that_lost_its_disk_is_brought_up_before_it_counts() {
+    let (mut cluster, members) = group().await;
+    let before = numbers(&members);
+    let leader = cluster.leader().await;
+    let [blank, other] = [(leader + 1) % 3, (leader + 2) % 3];
+    cluster.servers[blank].kill().await;
+    cluster.servers[blank].lose_disk();
+    // While another one is away, too, nobody can tell it what it has forgotten.
+    cluster.servers[other].kill().await;
+    cluster.servers[blank].launch();
+    env::sleep(Duration::from_secs(2)).await;
+    assert!(!cluster.servers[leader].admin().is_ready().await);
+    assert!(!cluster.servers[blank].admin().is_ready().await);
+    cluster.servers[other].restart().await;
+    cluster.ready().await;
+    let deadline = env::now() + Duration::from_secs(20);
+    let brought_up = |log: &str| {
+        let after = log.rsplit_once("standing=Returning");
+        after.is_some_and(|(_, after)| after.contains("standing=Full"))
+    };
+    while !brought_up(&cluster.servers[blank].log()) {
+        assert!(env::now() < deadline, "{}", cluster.servers[blank].log());
+        env::sleep(Duration::from_millis(20)).await;
+    }
+    let leader = cluster.leader().await;
+    heard_by_leader(&cluster, leader, &members).await;
+    settled(&all(&members)).await;
+    assert_eq!(numbers(&members), before);
+    // It knows all: with it, and without the leader, the numbering goes on where it was.
+    let leader = cluster.leader().await;
+    if leader != blank {
+        cluster.servers[leader].kill().await;
+        let next = cluster.leader_seen_by(blank, Some(leader)).await;
+        heard_by_leader(&cluster, next, &members).await;
+        settled(&all(&members)).await;
+        assert_eq!(numbers(&members), before);
+    }
+}

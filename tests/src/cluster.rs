@@ -1,0 +1,117 @@
+//! Several servers that form one cluster.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use skyschedule_common::env;
+
+use crate::member::{Member, Options};
+use crate::server::Server;
+
+/// How long servers may take for what takes a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Three servers with the same list of peers. The first is replica 1.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The servers.
+    pub servers: Vec<Server>,
+}
+
+impl Cluster {
+    /// Three servers that have addresses but do not run yet.
+    pub fn prepared() -> Self {
+        let mut servers: Vec<Server> = (0..3).map(|_| Server::prepared()).collect();
+        let peers: Vec<String> = (1..)
+            .zip(&servers)
+            .map(|(id, server)| format!("{id}={}", server.address()))
+            .collect();
+        for (id, server) in (1..).zip(&mut servers) {
+            server.flag("--replica-id", &format!("{id}"));
+            server.flag("--peers", &peers.join(","));
+        }
+        Self { servers }
+    }
+
+    /// Three servers that lead and follow.
+    pub async fn start() -> Self {
+        let mut cluster = Self::prepared();
+        for server in &mut cluster.servers {
+            server.launch();
+        }
+        cluster.ready().await;
+        cluster
+    }
+
+    /// Waits until all servers that run are ready.
+    pub async fn ready(&mut self) {
+        for server in self.servers.iter_mut().filter(|server| server.runs()) {
+            server.ready().await;
+        }
+    }
+
+    /// How the server at this place sees the cluster.
+    pub async fn view(&self, at: usize) -> Value {
+        let (status, body) = self.servers[at].admin().get("/api/v1/cluster").await;
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).expect("the cluster is JSON")
+    }
+
+    /// The place of the leader, as the server at `at` sees it; waits until it sees one that is not `old`.
+    pub async fn leader_seen_by(&self, at: usize, old: Option<usize>) -> usize {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let view = self.view(at).await;
+            let leader = view["leader"].as_u64();
+            let place = leader.and_then(|id| usize::try_from(id - 1).ok());
+            if let Some(place) = place.filter(|place| Some(*place) != old) {
+                return place;
+            }
+            assert!(
+                env::now() < deadline,
+                "no leader: {view}; {}",
+                self.servers[at].log()
+            );
+            env::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// The place of the leader on which all servers that run agree.
+    pub async fn leader(&self) -> usize {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let mut seen = Vec::new();
+            for (at, _) in self
+                .servers
+                .iter()
+                .enumerate()
+                .filter(|(_, server)| server.runs())
+            {
+                seen.push(self.leader_seen_by(at, None).await);
+            }
+            if seen.iter().all(|leader| *leader == seen[0]) {
+                return seen[0];
+            }
+            assert!(env::now() < deadline, "they see {seen:?}");
+            env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A client that knows all servers.
+    pub fn member(&self, group: &str, id: &str) -> Options {
+        let [first, others @ ..] = self.servers.as_slice() else {
+            panic!("a cluster has servers");
+        };
+        let options = Options::new(first.address(), group, id);
+        others
+            .iter()
+            .fold(options, |options, server| options.server(server.address()))
+    }
+
+    /// So many members of a group, started.
+    pub fn members(&self, group: &str, count: usize) -> Vec<Member> {
+        (0..count)
+            .map(|at| self.member(group, &format!("client-{at}")).start())
+            .collect()
+    }
+}
