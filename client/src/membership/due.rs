@@ -371,6 +371,8 @@ impl Core {
             let Some(session) = self.servers[index].session_mut() else {
                 continue;
             };
+            // Leases may be shorter than when it was planned.
+            session.ping_at = session.ping_at.min(now + period);
             if session.ping_at > now {
                 continue;
             }

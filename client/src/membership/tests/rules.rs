@@ -204,6 +204,37 @@ fn a_lease_on_standby_is_kept_by_pings_a_quarter_as_often() {
 }
 
 #[test]
+fn a_standby_connection_made_before_the_lease_was_known_is_kept_by_its_pings() {
+    let mut play = Play::new(2);
+    play.open(1, Serving::None);
+    play.open(0, Serving::Quorum);
+    let (epoch, share, lease) = (Epoch::quorum(1), share(1, &[0]), Millis(2_000));
+    let (membership, terms) = (M, AVAILABLE);
+    play.hear(
+        0,
+        ServerMessage::Welcome {
+            membership,
+            epoch,
+            share,
+            terms,
+            lease,
+        },
+    );
+    play.take();
+    let ping = |play: &mut Play| {
+        let mut sent = play.take().into_iter();
+        sent.any(|(server, message)| server == 1 && matches!(message, ClientMessage::Ping { .. }))
+    };
+    play.pass(600);
+    play.answer_heartbeats(0);
+    play.pass(2_100);
+    assert!(
+        ping(&mut play),
+        "servers close what is silent for three leases"
+    );
+}
+
+#[test]
 fn a_silent_server_is_reset_after_half_a_lease_and_tried_again() {
     let mut play = Play::member(1, share(1, &[0]), AVAILABLE);
     play.dialed.clear();
