@@ -26,15 +26,17 @@ pub struct Ledger(Vec<Execution>);
 
 impl Ledger {
     /// Takes in all that a client did. From each of the `stops` on it could do nothing until it was let go on:
-    /// what it was working on counts as ended then.
+    /// what it was working on counts as ended then. What was revoked ended with the lease, as far as that was known
+    /// when the row was begun: the process says so a moment later.
     pub fn add(&mut self, member: &Member, stops: &[u64]) {
-        let mut open: BTreeMap<i64, Execution> = BTreeMap::new();
+        let mut open: BTreeMap<i64, (Execution, u64)> = BTreeMap::new();
         for event in member.events() {
             match event {
                 Event::Begun {
                     at,
                     key,
                     epoch: Some(epoch),
+                    lease_left,
                 } => {
                     let client = member.id().to_owned();
                     let begun = Execution {
@@ -45,20 +47,21 @@ impl Ledger {
                         epoch,
                     };
                     assert_eq!(
-                        open.insert(key, begun),
+                        open.insert(key, (begun, at.saturating_add(lease_left))),
                         None,
                         "{key} is begun twice; {member}"
                     );
                 }
-                Event::Ended { at, key, .. } => {
-                    let mut ended = open.remove(&key).expect("what ends was begun");
-                    ended.to = at;
+                Event::Ended { at, key, revoked } => {
+                    let (mut ended, lease) = open.remove(&key).expect("what ends was begun");
+                    ended.to = if revoked { at.min(lease) } else { at };
                     self.0.push(ended);
                 }
                 _ => (),
             }
         }
-        self.0.extend(open.into_values());
+        self.0
+            .extend(open.into_values().map(|(execution, _)| execution));
         for execution in &mut self.0 {
             let own = execution.client == member.id();
             let stop = stops

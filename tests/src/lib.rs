@@ -13,6 +13,7 @@
 //! | [`peer`] | the protocol by hand: what no honest client would send |
 //! | [`scene`] | a server under attack, and an honest client that must not notice |
 //! | [`proxy`] | a bad network between a client and a server |
+//! | [`mesh`] | a cluster over a bad network |
 //!
 //! Every server, proxy and member belongs to its test: it is killed when it is dropped.
 
@@ -31,6 +32,8 @@ pub mod cluster;
 pub mod ledger;
 #[cfg(not(sim))]
 pub mod member;
+#[cfg(not(sim))]
+pub mod mesh;
 #[cfg(not(sim))]
 pub mod numbering;
 #[cfg(not(sim))]

@@ -50,6 +50,8 @@ pub enum Event {
         key: i64,
         /// Its epoch, as text; `None`: the row is not its own.
         epoch: Option<String>,
+        /// What was left of the lease, in nanoseconds.
+        lease_left: u64,
     },
     /// It gave a row back.
     Ended {

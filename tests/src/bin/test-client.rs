@@ -221,11 +221,7 @@ mod client {
             "begin" => {
                 let row = begin(client, number);
                 let epoch = row.as_ref().map(|row| row.epoch().to_string());
-                say(&Event::Begun {
-                    at: at(),
-                    key: number,
-                    epoch,
-                })?;
+                say(&begun(client, number, epoch))?;
                 held.extend(row.map(|row| (number, row)));
             }
             "end" => {
@@ -257,6 +253,16 @@ mod client {
         Ok(())
     }
 
+    fn begun(client: &Client, key: i64, epoch: Option<String>) -> Event {
+        let (at, left) = (at(), client.inspect().lease_left.as_nanos());
+        Event::Begun {
+            at,
+            key,
+            epoch,
+            lease_left: u64::try_from(left).unwrap_or(u64::MAX),
+        }
+    }
+
     /// Begins a row with what the client may work on at this instant.
     fn begin(client: &Client, key: i64) -> Option<Row> {
         use std::task::{Context, Poll, Waker};
@@ -277,11 +283,7 @@ mod client {
             for key in 0..keys {
                 let Some(row) = work.begin(key) else { continue };
                 let epoch = Some(row.epoch().to_string());
-                say(&Event::Begun {
-                    at: at(),
-                    key,
-                    epoch,
-                })?;
+                say(&begun(client, key, epoch))?;
                 let revoked = tokio::select! {
                     biased;
                     () = row.revoked() => true,

@@ -1,0 +1,523 @@
+//! Three servers over a bad network, and servers that die or stand still, while clients work on rows.
+//!
+//! Each network fault is met by an exclusive and an available group at the same time. The ledger tells who worked on
+//! which row when.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+use skyschedule_common::env;
+use skyschedule_tests::cluster::Cluster;
+use skyschedule_tests::ledger::Ledger;
+use skyschedule_tests::member::{Event, Member, Options, Rows};
+use skyschedule_tests::mesh::{Doors, Mesh};
+use skyschedule_tests::numbering::{covered, numbered, settled};
+use skyschedule_tests::proxy::{Direction, Flow};
+
+const EXCLUSIVE: &str = "exclusive";
+const AVAILABLE: &str = "available";
+const KEYS: i64 = 12;
+const LEASE: Duration = Duration::from_secs(2);
+
+/// How long a network fault lasts: long enough that leases end, and that others take the rows over.
+const FAULT: Duration = Duration::from_secs(6);
+
+/// A busy machine takes its time.
+const SLACK: Duration = Duration::from_secs(10);
+
+fn now() -> u64 {
+    env::now().as_nanos()
+}
+
+fn after(at: u64, wait: Duration) -> u64 {
+    at + u64::try_from(wait.as_nanos()).unwrap()
+}
+
+/// A client that works on the group's rows, over and over.
+fn works(options: &Options, group: &str) -> Member {
+    options
+        .clone()
+        .flag("--consistency", group)
+        .flag("--keys", &KEYS.to_string())
+        .flag("--work-ms", "15")
+        .start()
+}
+
+/// What must not change while only servers come and go: epoch, shares and membership.
+fn numbers(members: &[Member]) -> Vec<(Rows, Option<String>)> {
+    let of = |member: &Member| {
+        let rows = Rows {
+            at: 0,
+            ..member.rows()
+        };
+        (rows, member.membership())
+    };
+    members.iter().map(of).collect()
+}
+
+/// A group in the middle of its work.
+struct Group {
+    name: &'static str,
+    members: Vec<Member>,
+    before: Vec<(Rows, Option<String>)>,
+}
+
+impl Group {
+    async fn new(name: &'static str, members: &[Options]) -> Self {
+        let start = |options: &Options| works(options, name);
+        let members: Vec<Member> = members.iter().map(start).collect();
+        settled(&members.iter().collect::<Vec<_>>()).await;
+        let before = numbers(&members);
+        Self {
+            name,
+            members,
+            before,
+        }
+    }
+
+    fn all(&self) -> Vec<&Member> {
+        self.members.iter().collect()
+    }
+
+    /// The first so many, who have met no fault, have kept their memberships all the time.
+    fn assert_members(&self, count: usize) {
+        for (member, (_, before)) in self.members.iter().zip(&self.before).take(count) {
+            let changed = member.events().into_iter().any(|event| match event {
+                Event::State { membership, .. } => membership.is_some() && membership != *before,
+                _ => false,
+            });
+            assert!(!changed, "it was taken for dead without reason: {member}");
+        }
+    }
+
+    /// Nobody's rows were touched.
+    fn assert_untouched(&self) {
+        self.assert_members(self.members.len());
+        for (member, (rows, _)) in self.members.iter().zip(&self.before) {
+            let other = |other: &Rows| other.epoch != rows.epoch;
+            let mut since = member.history().into_iter().skip_while(other);
+            assert!(
+                !since.any(|rows| other(&rows)),
+                "a share has moved: {member}"
+            );
+        }
+    }
+
+    /// When the first of the first so many was renumbered, after that moment.
+    fn renumbered_after(&self, at: u64, count: usize) -> Duration {
+        let members = self.members.iter().zip(&self.before).take(count);
+        let first = members.flat_map(|(member, (before, _))| {
+            let history = member.history().into_iter();
+            history
+                .filter(|rows| rows.at > at && rows.epoch != before.epoch)
+                .map(|rows| rows.at)
+                .min()
+        });
+        let first = first.min().expect("they are renumbered");
+        Duration::from_nanos(first - at)
+    }
+
+    /// What was done on the group's rows.
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        for member in &self.members {
+            ledger.add(member, &[]);
+        }
+        ledger
+    }
+
+    /// In an exclusive group no row had two workers; in each, none was left alone for longer than this.
+    fn assert_ledger(&self, begun: u64, idle: Duration) {
+        let ledger = self.ledger();
+        let (overlaps, longest) = (ledger.overlaps(), ledger.longest_idle(KEYS, begun, now()));
+        println!(
+            "{}: {} executions, {} of them at the same time as another one of the row, a row was left alone for {longest:?}",
+            self.name,
+            ledger.len(),
+            overlaps.len()
+        );
+        assert!(ledger.len() > 100, "they worked: {}", ledger.len());
+        if self.name == EXCLUSIVE {
+            assert_eq!(overlaps, []);
+            assert_eq!(ledger.epochs_that_go_back(), []);
+        }
+        assert!(longest < idle + SLACK, "{longest:?}");
+    }
+
+    /// The rows that one member began between these moments.
+    fn begun(&self, member: usize, from: u64, to: u64) -> usize {
+        let events = self.members[member].events().into_iter();
+        let within = events.filter(|event| match event {
+            Event::Begun { at, epoch, .. } => epoch.is_some() && (from..to).contains(at),
+            _ => false,
+        });
+        within.count()
+    }
+}
+
+/// Both groups on one cluster; `members` says how those of a group reach the servers.
+async fn groups(mesh: &Mesh, members: impl Fn(&str) -> Vec<Options>) -> [Group; 2] {
+    let admin = mesh.cluster.servers[0].admin();
+    for group in [EXCLUSIVE, AVAILABLE] {
+        let settings =
+            json!({ "consistency": group, "lease_ms": 2_000, "drain_timeout_ms": 1_000 });
+        admin.configure(group, &settings).await;
+    }
+    let (exclusive, available) = (members(EXCLUSIVE), members(AVAILABLE));
+    [
+        Group::new(EXCLUSIVE, &exclusive).await,
+        Group::new(AVAILABLE, &available).await,
+    ]
+}
+
+/// Two of each group's members that reach all servers.
+fn steady(cluster: &Cluster, group: &str) -> Vec<Options> {
+    (0..2)
+        .map(|at| cluster.member(group, &format!("steady-{at}")))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on() {
+    let mesh = Mesh::start().await;
+    let cluster = &mesh.cluster;
+    let leader = cluster.leader().await;
+    // One of each group knows no other server: to it, all seems well.
+    let [exclusive, available] = groups(&mesh, |group| {
+        let deluded = Options::new(cluster.servers[leader].address(), group, "deluded");
+        [steady(cluster, group), vec![deluded]].concat()
+    })
+    .await;
+    let begun = now();
+
+    mesh.network.reaches(leader, false);
+    let cut = now();
+    let other = (leader + 1) % 3;
+    let next = cluster.leader_seen_by(other, Some(leader)).await;
+    let stops = exclusive.members[2].rows_that("its lease is over", |rows| !rows.is_leased());
+    assert!(stops.await.at < after(cut, LEASE + SLACK));
+    let works_on = available.members[2].rows_that("it is alone", |rows| rows.mode == "autonomous");
+    works_on.await;
+    // The others have its rows, and had to wait until the new leader knew that its lease is over.
+    for group in [&exclusive, &available] {
+        covered(&group.all()[..2]).await;
+        let renumbered = group.renumbered_after(cut, 2);
+        println!("{}: renumbered {renumbered:?} after the cut", group.name);
+        assert!(renumbered > LEASE, "{renumbered:?}");
+    }
+    env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
+    assert!(!cluster.servers[leader].admin().is_ready().await);
+    let healed = now();
+    mesh.network.reaches(leader, true);
+
+    for group in [&exclusive, &available] {
+        settled(&group.all()).await;
+        group.assert_members(2);
+        group.assert_ledger(begun, 2 * LEASE);
+    }
+    assert_eq!(
+        exclusive.begun(2, after(cut, LEASE), healed),
+        0,
+        "the deposed leader renewed a lease"
+    );
+    assert!(
+        available.begun(2, after(cut, 2 * LEASE), healed) > 0,
+        "it works on without a server"
+    );
+    assert_eq!(cluster.leader().await, next);
+}
+
+#[tokio::test]
+async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
+    let mesh = Mesh::start().await;
+    let cluster = &mesh.cluster;
+    let leader = cluster.leader().await;
+    let mut doors = Vec::new();
+    for _ in 0..4 {
+        doors.push(Doors::to(cluster).await);
+    }
+    // Two of each group: one hears the leader no more, the other one is not heard either.
+    let [exclusive, available] = groups(&mesh, |group| {
+        let own = if group == EXCLUSIVE {
+            &doors[..2]
+        } else {
+            &doors[2..]
+        };
+        let cut_off = ["deaf", "cut-off"].into_iter().zip(own);
+        let cut_off = cut_off.map(|(id, doors)| doors.member(group, id));
+        [steady(cluster, group), cut_off.collect()].concat()
+    })
+    .await;
+    let begun = now();
+
+    for (at, doors) in doors.iter().enumerate() {
+        doors.set(leader, Direction::ToClient, Flow::Stall);
+        if at % 2 == 1 {
+            doors.set(leader, Direction::ToServer, Flow::Stall);
+        }
+    }
+    let cut = now();
+    for group in [&exclusive, &available] {
+        covered(&group.all()[..2]).await;
+    }
+    // The one that is heard ends its connections itself, which proves nothing in an exclusive group.
+    println!(
+        "renumbered {:?} after the cut",
+        exclusive.renumbered_after(cut, 2)
+    );
+    env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
+    let healed = now();
+    for doors in &doors {
+        doors.set_both(leader, Flow::Pass);
+    }
+
+    for group in [&exclusive, &available] {
+        settled(&group.all()).await;
+        group.assert_members(2);
+        group.assert_ledger(begun, 2 * LEASE);
+    }
+    for member in [2, 3] {
+        assert_eq!(
+            exclusive.begun(member, after(cut, LEASE), healed),
+            0,
+            "its lease was over"
+        );
+        assert!(
+            available.begun(member, after(cut, 2 * LEASE), healed) > 0,
+            "it works on"
+        );
+    }
+    assert_eq!(
+        cluster.leader().await,
+        leader,
+        "no reason to elect another one"
+    );
+}
+
+#[tokio::test]
+async fn one_way_loss_between_leader_and_followers_moves_no_share() {
+    for heard in [false, true] {
+        let mesh = Mesh::start().await;
+        let cluster = &mesh.cluster;
+        let leader = cluster.leader().await;
+        let members = |group: &str| steady(cluster, group);
+        let [exclusive, available] = groups(&mesh, members).await;
+        let begun = now();
+
+        // First it is not heard, in the next round it does not hear.
+        let others = [(leader + 1) % 3, (leader + 2) % 3];
+        for other in others {
+            let (from, to) = if heard {
+                (other, leader)
+            } else {
+                (leader, other)
+            };
+            mesh.network.carries(from, to, false);
+        }
+        let cut = now();
+        let next = cluster.leader_seen_by(others[0], Some(leader)).await;
+        println!(
+            "leader not {}: another one after {:?}",
+            if heard { "hearing" } else { "heard" },
+            Duration::from_nanos(now() - cut)
+        );
+        env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
+        mesh.network.reaches(leader, true);
+
+        for group in [&exclusive, &available] {
+            settled(&group.all()).await;
+            group.assert_untouched();
+            group.assert_ledger(begun, 2 * LEASE);
+        }
+        assert_eq!(cluster.leader().await, next);
+    }
+}
+
+#[tokio::test]
+async fn half_open_connections_move_only_the_rows_of_a_client_that_nobody_hears() {
+    let mesh = Mesh::start().await;
+    let cluster = &mesh.cluster;
+    let leader = cluster.leader().await;
+    let doors = [Doors::to(cluster).await, Doors::to(cluster).await];
+    let [exclusive, available] = groups(&mesh, |group| {
+        let own = if group == EXCLUSIVE {
+            &doors[0]
+        } else {
+            &doors[1]
+        };
+        [steady(cluster, group), vec![own.member(group, "vanished")]].concat()
+    })
+    .await;
+    let begun = now();
+
+    // Between the leader and a follower: nobody minds.
+    mesh.network.connects(leader, (leader + 1) % 3, false);
+    env::sleep(LEASE + Duration::from_secs(1)).await;
+    exclusive.assert_untouched();
+    available.assert_untouched();
+    // A client whose machine vanished: no connection of it ends.
+    for doors in &doors {
+        (0..3).for_each(|server| doors.set_both(server, Flow::Stall));
+    }
+    let vanished = now();
+    for group in [&exclusive, &available] {
+        covered(&group.all()[..2]).await;
+        let renumbered = group.renumbered_after(vanished, 2);
+        println!(
+            "{}: renumbered {renumbered:?} after a client vanished",
+            group.name
+        );
+        assert!(
+            renumbered > LEASE / 2 && renumbered < LEASE + SLACK,
+            "{renumbered:?}"
+        );
+    }
+    env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - vanished))).await;
+    let healed = now();
+    for doors in &doors {
+        (0..3).for_each(|server| doors.set_both(server, Flow::Pass));
+    }
+    mesh.network.reaches(leader, true);
+
+    for group in [&exclusive, &available] {
+        settled(&group.all()).await;
+        group.assert_members(2);
+        group.assert_ledger(begun, 2 * LEASE);
+    }
+    assert_eq!(
+        exclusive.begun(2, after(vanished, LEASE), healed),
+        0,
+        "its lease was over"
+    );
+    assert!(
+        available.begun(2, after(vanished, 2 * LEASE), healed) > 0,
+        "it works on"
+    );
+    assert_eq!(
+        cluster.leader().await,
+        leader,
+        "no reason to elect another one"
+    );
+}
+
+/// Eight members of an available group that work, each on every server.
+async fn eight() -> (Cluster, Group) {
+    let cluster = Cluster::start().await;
+    let leader = cluster.leader().await;
+    cluster.servers[leader]
+        .admin()
+        .short_leases(AVAILABLE)
+        .await;
+    let options: Vec<Options> = (0..8)
+        .map(|at| cluster.member(AVAILABLE, &format!("client-{at}")))
+        .collect();
+    let group = Group::new(AVAILABLE, &options).await;
+    connected(&group.members).await;
+    (cluster, group)
+}
+
+/// Whether a client is logged in there.
+fn is_up(link: &str) -> bool {
+    link == "Standby" || link == "Attached"
+}
+
+/// Waits until each is logged in to every server.
+async fn connected(members: &[Member]) {
+    for member in members {
+        let all = |events: &[Event]| {
+            let last = events.iter().rev().find_map(|event| match event {
+                Event::State { links, .. } => Some(links),
+                _ => None,
+            });
+            last?.iter().all(|link| is_up(link)).then_some(())
+        };
+        member
+            .wait_for("it is logged in to every server", all)
+            .await;
+    }
+}
+
+/// No member has lost its connection to a server that lives.
+fn assert_connected(members: &[Member], since: &[usize], dead: usize) {
+    for (member, since) in members.iter().zip(since) {
+        for event in &member.events()[*since..] {
+            let Event::State { links, .. } = event else {
+                continue;
+            };
+            let mut lives = links.iter().enumerate().filter(|(at, _)| *at != dead);
+            assert!(
+                lives.all(|(_, link)| is_up(link)),
+                "it reconnects: {member}"
+            );
+        }
+    }
+}
+
+fn events(members: &[Member]) -> Vec<usize> {
+    members.iter().map(|member| member.events().len()).collect()
+}
+
+#[tokio::test]
+async fn when_the_leader_is_killed_no_share_moves_no_client_reconnects_and_a_join_waits_a_moment() {
+    const KILLS: usize = 7;
+    let (mut cluster, mut group) = eight().await;
+    let begun = now();
+    let mut joins = Vec::new();
+    for _ in 0..KILLS {
+        settled(&group.all()).await;
+        connected(&group.members).await;
+        let (leader, since) = (cluster.leader().await, events(&group.members));
+        group.before = numbers(&group.members);
+        let killed = now();
+        cluster.servers[leader].signal(Signal::KILL);
+        let mut newcomer = cluster.member(AVAILABLE, "newcomer").start();
+        let membership = newcomer.membership_other_than(None);
+        membership.await;
+        let all = [group.all(), vec![&newcomer]].concat();
+        let numbering = numbered(&all).await;
+        joins.push(numbering.after(killed));
+        // Until the join: nothing. And it is not the end of anybody's membership.
+        assert_connected(&group.members, &since, leader);
+        group.assert_members(8);
+        cluster.servers[leader].ended().await;
+        newcomer.signal(Signal::TERM);
+        newcomer.closed().await;
+        cluster.servers[leader].restart().await;
+    }
+    joins.sort();
+    let median = joins[KILLS / 2];
+    println!("a join was numbered {median:?} after the leader was killed (median; all: {joins:?})");
+    assert!(median < Duration::from_secs(3), "{joins:?}");
+    settled(&group.all()).await;
+    let ledger = group.ledger();
+    assert_eq!(ledger.overlaps(), [], "no row had two workers");
+    group.assert_ledger(begun, Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn when_the_leader_stands_still_for_ten_seconds_no_share_moves_and_no_client_reconnects() {
+    let (cluster, group) = eight().await;
+    let (begun, since) = (now(), events(&group.members));
+    let leader = cluster.leader().await;
+    cluster.servers[leader].signal(Signal::STOP);
+    let next = cluster.leader_seen_by((leader + 1) % 3, Some(leader)).await;
+    env::sleep(Duration::from_secs(10)).await;
+    group.assert_untouched();
+    cluster.servers[leader].signal(Signal::CONT);
+    // It hears that it is deposed, and clients may come back to it as a standby.
+    env::sleep(LEASE).await;
+    settled(&group.all()).await;
+    group.assert_untouched();
+    assert_connected(&group.members, &since, leader);
+    assert_eq!(cluster.leader().await, next);
+    assert_eq!(group.ledger().overlaps(), [], "no row had two workers");
+    group.assert_ledger(begun, Duration::from_secs(1));
+}
