@@ -205,10 +205,7 @@ impl Statements {
     pub(super) fn claim(&self, keys: &[Key], lock: Lock) -> Statement {
         let mut binds = Binds::new(self.dialect);
         let id = self.column("t", &self.table.id);
-        let own = match keys {
-            [] => "1 = 0".to_owned(),
-            keys => self.is_one_of(&id, keys, &mut binds),
-        };
+        let own = self.is_one_of(&id, keys, &mut binds);
         // In every database: an index by status would have more rows locked than these.
         let text = format!(
             "SELECT {} FROM {} AS t WHERE {own} AND CASE WHEN {} THEN TRUE ELSE FALSE END{}",
@@ -390,6 +387,9 @@ impl Statements {
     }
 
     fn is_one_of(&self, id: &str, keys: &[Key], binds: &mut Binds) -> String {
+        if keys.is_empty() {
+            return "1 = 0".to_owned();
+        }
         if self.dialect == Dialect::Postgres {
             let texts: Vec<String> = keys
                 .iter()

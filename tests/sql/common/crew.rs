@@ -1,15 +1,17 @@
 //! Groups of consumers in the test's own process, with a server of their own.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skyschedule_client::sql::{
-    self, AnyRow, Builder, Database, Handler, Metrics, Stopper, Table, Task,
+    self, AnyRow, AnyTx, Builder, Database, Handler, Metrics, Stopper, Table, Task,
+    TransactionHandler,
 };
 use skyschedule_client::{Client, Consistency, GroupName, Share};
 use skyschedule_common::env::{self, Instant, JoinHandle};
-use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_common::protocol::messages::{Millis, Numbering};
 use skyschedule_server::Server;
 use skyschedule_server::config::Config;
 use skyschedule_server::state::Settings;
@@ -119,6 +121,31 @@ impl Crew {
         run(client, database, table, |builder| builder, handler).await
     }
 
+    /// Makes the group an exclusive one with leases of two seconds, the shortest there are.
+    pub(crate) async fn exclusive(&self) {
+        let settings = Settings {
+            consistency: Consistency::Exclusive,
+            lease: Some(Millis(2_000)),
+            drain_timeout: Millis(1_000),
+            ..Settings::default()
+        };
+        let group = GroupName::new(GROUP).unwrap();
+        let configured = self.server.handle().configure(group, settings).await;
+        configured.unwrap();
+    }
+
+    /// Where the server is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// A client that reaches the server by another address.
+    pub(crate) async fn client_by(&self, address: SocketAddr, id: &str) -> Client {
+        let builder = Client::builder().servers([address.to_string()]);
+        let client = builder.group(GROUP).client_id(id).connect().await;
+        client.unwrap()
+    }
+
     /// Stops the server.
     pub(crate) async fn stop(self) {
         self.server.shutdown().await.unwrap();
@@ -134,6 +161,26 @@ impl Crew {
         handler: H,
     ) -> Member {
         run(self.client(id).await, database, table, set_up, handler).await
+    }
+}
+
+/// A member whose tasks are each a part of a transaction.
+pub(crate) async fn in_transactions<H: TransactionHandler<NoColumns, AnyTx>>(
+    client: Client,
+    database: &Database,
+    table: Table,
+    set_up: impl FnOnce(Builder) -> Builder,
+    handler: H,
+) -> Member {
+    let consumer = set_up(sql::consumer(&client, table))
+        .on_any(database.clone())
+        .await
+        .unwrap();
+    Member {
+        metrics: consumer.metrics(),
+        stopper: consumer.stopper(),
+        client,
+        running: env::spawn(async move { consumer.run_in_transaction(handler).await.unwrap() }),
     }
 }
 

@@ -11,6 +11,7 @@
 pub(crate) mod consumers;
 pub(crate) mod crew;
 pub(crate) mod place;
+pub(crate) mod session;
 
 /// A test on each of the databases, as three tests.
 #[macro_export]

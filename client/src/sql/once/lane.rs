@@ -189,7 +189,7 @@ where
         }
         let lent = Lent::new(open);
         let executed = self.execute_all(&lent, claimed, guards, report).await?;
-        let Some(mut open) = lent.take() else {
+        let Some(mut open) = lent.take(limit).await else {
             return Err(Broken::Again(KEPT.to_owned()));
         };
         let lost = self.mark(&mut open, &executed, guards).await?;
@@ -306,7 +306,7 @@ where
         guard: &Arc<Row>,
     ) -> Result<Ended, Broken> {
         let limit = self.settings.database_timeout;
-        let Some(mut open) = lent.take() else {
+        let Some(mut open) = lent.take(limit).await else {
             return Err(Broken::Again(KEPT.to_owned()));
         };
         within(limit, open.set_savepoint()).await?;
@@ -326,10 +326,12 @@ where
             })
         };
         let outcome = execute(guard, self.settings.timeout, work).await;
-        let Some(mut open) = lent.take() else {
+        let kept = lent.is_kept();
+        let Some(mut open) = lent.take(limit).await else {
             return Ok(Ended::Broken(Failure::Error(KEPT.to_owned())));
         };
         let (failure, returned) = match outcome {
+            Outcome::Done if kept => (Failure::Error(KEPT.to_owned()), false),
             Outcome::Interrupted => {
                 self.roll_back(&mut open).await;
                 return Err(Broken::Revoked);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skyschedule_common::env;
 use skyschedule_common::share::Dialect;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Pool, SqlSafeStr as _};
@@ -11,7 +12,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::super::driver::{Driver, Statement};
 use super::super::error::Error;
-use super::super::statements::{Lock, Statements};
+use super::super::statements::{Lock, Mark, Statements};
 use super::problem::within;
 
 /// What a handler's effects are undone to. sqlx gives its own savepoints other names.
@@ -156,9 +157,16 @@ impl<D: Driver> Lent<D> {
         Self(Arc::new(Mutex::new(open)))
     }
 
-    /// `None` while a handler keeps it.
-    pub(super) fn take(&self) -> Option<OwnedMutexGuard<Open<D>>> {
-        Arc::clone(&self.0).try_lock_owned().ok()
+    /// Whether a handler has it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.0.try_lock().is_err()
+    }
+
+    /// It, when nobody has it any more; `None` if that takes longer than `limit`.
+    pub(super) async fn take(&self, limit: Duration) -> Option<OwnedMutexGuard<Open<D>>> {
+        env::timeout(limit, Arc::clone(&self.0).lock_owned())
+            .await
+            .ok()
     }
 }
 
@@ -171,6 +179,7 @@ pub(in super::super) async fn check<D: Driver>(
     let tried = within(limit, async {
         let mut open = Open::begin(pool, None).await?;
         open.fetch(&statements.claim(&[], Lock::Skip)).await?;
+        open.execute(&statements.mark(Mark::Done, &[])).await?;
         open.roll_back().await?;
         open.restore().await
     });
