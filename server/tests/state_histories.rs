@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
 use skyschedule_common::share::Share;
-use skyschedule_server::state::{Change, Event, Settings};
+use skyschedule_server::state::{Change, Event, Settings, Update};
 use world::World;
 
 /// What can happen. Members and other things are picked among those that there are.
@@ -392,6 +392,28 @@ fn pacing_keeps_nobody_waiting_where_nobody_works() {
     world.end(vec![1], true, true);
     world.join(&[10], 1, false);
     let newcomer = &world.group().members()[&2];
+    assert!(
+        newcomer.is_settled() && !newcomer.held.is_empty(),
+        "{newcomer:?}"
+    );
+    world.quiet();
+}
+
+#[test]
+fn rows_that_nobody_could_take_go_to_the_first_who_can_whatever_the_pacing() {
+    let mut world = settled(&Settings::default(), &[1, 1]);
+    world.apply(Change::Update {
+        members: vec![Update {
+            member: 2,
+            weight: Some(0),
+            drain: None,
+        }],
+        start: false,
+    });
+    world.end(vec![1], true, false);
+    assert!(world.group().members()[&2].target.numbers().len() < 2);
+    world.join(&[10], 1, false);
+    let newcomer = &world.group().members()[&3];
     assert!(
         newcomer.is_settled() && !newcomer.held.is_empty(),
         "{newcomer:?}"

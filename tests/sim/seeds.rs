@@ -1,5 +1,7 @@
 //! The general mix: many seeds, each another history of joins, deaths, restarts, bad networks and bad clocks.
 //!
+//! With one server, and with three or five that agree among themselves.
+//!
 //! A failure prints the last lines of what happened, what must not be, and a command that runs this seed alone.
 //! Read it from below: the last line names the promise or the rule and the rows; then look upwards for who was
 //! told what, and what the driver did before.
@@ -12,8 +14,9 @@
 //!
 //! | variable | |
 //! |---|---|
-//! | `SKY_SIM_SEED=17` | this seed only |
+//! | `SKY_SIM_SEED=17` | this seed only (name the test, too) |
 //! | `SKY_SIM_FIRST=1 SKY_SIM_SEEDS=500` | these seeds: many more in a long run |
+//! | `SKY_SIM_ALL=1` | goes on after a failure, and lists all seeds that fail |
 //! | `SKY_SIM_THREADS=2` | simulations at a time; as many as there are cores by default |
 //! | `SKY_SIM_TRACE=1` | all lines, as they happen (with `-- --nocapture`) |
 //! | `SKY_SIM_LOG=skyschedule_client=debug,skyschedule_server=debug,turmoil=info` | the logs of client and server between them, with the host's name |
@@ -28,7 +31,7 @@ compile_error!(
 );
 
 use skyschedule_tests::sim::profile::Profile;
-use skyschedule_tests::sim::seeds::{logs, number, report, run, run_many};
+use skyschedule_tests::sim::seeds::{line, logs, number, report, run, run_all, run_many};
 use std::time::Duration;
 
 fn command(seed: u64, test: &str) -> String {
@@ -43,38 +46,52 @@ fn asked(count: u64) -> (u64, u64) {
     }
 }
 
-#[test]
-fn no_seed_breaks_a_promise() {
+/// Runs the seeds asked for, and fails with the first that breaks a promise.
+fn none_breaks_a_promise(test: &str, count: u64, profile: impl Fn(u64) -> Profile + Sync) {
     logs();
-    let (first, count) = asked(500);
-    let start = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
-    let (failed, runs) = run_many(first, count, Profile::of_seed, None);
-    let took = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO) - start;
-    eprintln!("{runs} seeds in {took:.1?}");
-    if let Some(outcome) = failed {
-        panic!(
-            "{}",
-            report(&outcome, &command(outcome.seed, "no_seed_breaks_a_promise"))
-        );
+    let (first, count) = asked(count);
+    if std::env::var_os("SKY_SIM_ALL").is_some() {
+        let failed = run_all(first, count, profile, None);
+        let lines: Vec<String> = failed.iter().map(line).collect();
+        assert!(failed.is_empty(), "{}", lines.join("\n"));
+        return;
     }
-}
-
-#[test]
-fn a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive() {
-    logs();
-    let (first, count) = asked(60);
-    let (failed, _) = run_many(first, count, |_| Profile::lost_and_exclusive(), None);
+    let start = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
+    let (failed, runs) = run_many(first, count, profile, None);
+    let took = std::time::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO) - start;
+    eprintln!("{test}: {runs} seeds in {took:.1?}");
     if let Some(outcome) = failed {
-        let test = "a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive";
         panic!("{}", report(&outcome, &command(outcome.seed, test)));
     }
 }
 
 #[test]
+fn no_seed_breaks_a_promise() {
+    none_breaks_a_promise("no_seed_breaks_a_promise", 500, Profile::of_seed);
+}
+
+#[test]
+fn a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive() {
+    let test = "a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive";
+    none_breaks_a_promise(test, 60, |_| Profile::lost_and_exclusive());
+}
+
+#[test]
+fn several_servers_keep_every_promise() {
+    none_breaks_a_promise(
+        "several_servers_keep_every_promise",
+        300,
+        Profile::of_replicas,
+    );
+}
+
+#[test]
 fn the_same_seed_gives_the_same_trace_and_another_seed_another() {
     let mut seen = Vec::new();
-    for seed in 1..=8 {
-        let trace = || run(seed, &Profile::of_seed(seed), None).fingerprint;
+    let one = (1..=8).map(|seed| (seed, Profile::of_seed(seed)));
+    let several = (1..=8).map(|seed| (seed, Profile::of_replicas(seed)));
+    for (seed, profile) in one.chain(several) {
+        let trace = || run(seed, &profile, None).fingerprint;
         let first = trace();
         assert!(first.0 > 20, "seed {seed}: {first:?}");
         assert_eq!(first, trace(), "seed {seed}");

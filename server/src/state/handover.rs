@@ -26,6 +26,8 @@ impl Group {
                 self.handover = Some(Handover { granted: false });
                 events.push(Event::HandoverStarted);
             }
+        } else if self.outdated {
+            self.give_left_over();
         }
         self.progress(events);
     }
@@ -106,9 +108,32 @@ impl Group {
             return;
         };
         self.outdated = true;
-        if self.may_plan(start) {
+        if !self.may_plan(start) {
+            self.give(total, shares());
+        }
+    }
+
+    /// Rows that became free when no member could take them: now one may.
+    fn give_left_over(&mut self) {
+        let members = self.members.values().map(|member| &member.target);
+        let vacancies = self.vacancies.values().map(|vacancy| &vacancy.target);
+        let targets = members.chain(vacancies);
+        let total = targets.clone().map(Share::total).max().unwrap_or(0);
+        let promised: u64 = targets.clone().map(|target| target.numbers().len()).sum();
+        if promised >= u64::from(total) {
             return;
         }
+        let left_over = targets.fold(Numbers::below(total), |left, target| {
+            left.difference(target.numbers())
+        });
+        if let Ok(share) = Share::new(total, left_over)
+            && !share.is_empty()
+        {
+            self.give(total, std::iter::once(&share));
+        }
+    }
+
+    fn give<'a>(&mut self, total: u32, shares: impl Iterator<Item = &'a Share>) {
         let most = self.settings.max_slots.map_or(u64::MAX, u64::from);
         let receivers = self
             .members
@@ -118,7 +143,7 @@ impl Group {
         let mut receivers: BinaryHeap<Reverse<(u64, u64)>> = receivers
             .map(|(&number, member)| Reverse((member.target.numbers().len(), number)))
             .collect();
-        for share in shares() {
+        for share in shares {
             let Some(mut first) = receivers.peek_mut() else {
                 return;
             };

@@ -1,8 +1,8 @@
-//! Simulations: the real server and the real clients in a world that drifts, stalls, crashes and lies.
+//! Simulations: the real servers and the real clients in a world that drifts, stalls, crashes and lies.
 //!
 //! | file | one idea |
 //! |---|---|
-//! | `profile` | what a simulation is like: settings, how many clients, which trouble how often |
+//! | `profile`, `replicas` | what a simulation is like: settings, how many clients and servers, which trouble how often |
 //! | `world` | machines, processes, disk and network, and what happens to them |
 //! | `worker`, `server` | the software on the machines |
 //! | `network` | links that keep, delay or lose what is sent |
@@ -14,6 +14,7 @@ pub mod dice;
 pub mod network;
 pub mod oracle;
 pub mod profile;
+mod replicas;
 pub mod seeds;
 pub mod server;
 pub mod trace;

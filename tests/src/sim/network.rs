@@ -1,9 +1,11 @@
-//! The network between the clients' machines and the server's: it keeps, delays or loses what is sent.
+//! The network: each client's machine has a link to each server's, and so have the servers' among each other. A link
+//! keeps, delays or loses what is sent.
 
-use std::net::{IpAddr, SocketAddr};
-use turmoil::{Protocol, Segment, Sim};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use turmoil::{Protocol, Segment, SentRef, Sim};
 
-/// What the network between one client's machine and the server does at present.
+/// What a link does at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Link {
     /// It carries.
@@ -18,12 +20,24 @@ pub enum Link {
 /// Which way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// From the client.
+    /// From the client, or from the server of the higher number.
     ToServer,
-    /// To the client.
-    ToClient,
+    /// Towards it.
+    Back,
     /// Both ways.
     Both,
+}
+
+impl Way {
+    /// The same, seen from the other end.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        match self {
+            Self::ToServer => Self::Back,
+            Self::Back => Self::ToServer,
+            Self::Both => Self::Both,
+        }
+    }
 }
 
 /// What is kept.
@@ -37,64 +51,213 @@ pub enum Kept {
     Old(u16),
 }
 
-/// The port of the server.
+/// The port of the servers.
 pub const PORT: u16 = 9991;
 
-/// Sets what the network between the client `at` and `server` does.
-pub fn set(sim: &Sim<'_>, link: &mut Link, new: Link, client: IpAddr, server: IpAddr) {
-    match *link {
-        Link::Clear => {}
-        Link::Cut(_) => sim.repair(client, server),
-        Link::Stalled(..) => sim.release(client, server),
-    }
-    match new {
-        Link::Clear => {}
-        Link::Cut(Way::Both) => sim.partition(client, server),
-        Link::Cut(Way::ToServer) => sim.partition_oneway(client, server),
-        Link::Cut(Way::ToClient) => sim.partition_oneway(server, client),
-        Link::Stalled(..) => sim.hold(client, server),
-    }
-    *link = new;
+/// A machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Of a client.
+    Client(usize),
+    /// Of a server.
+    Server(usize),
 }
 
-/// Lets pass what a stalled link does not keep; `highest` learns the newest port of each client.
-pub fn carry(sim: &Sim<'_>, links: &mut [(IpAddr, Link, u16)]) {
-    sim.links(|all| {
-        for link in all {
-            let (a, b) = link.pair();
-            let known = links.iter_mut().find(|(ip, ..)| *ip == a || *ip == b);
-            let Some((_, state, highest)) = known else {
-                continue;
-            };
-            for sent in link {
-                let (from, to) = sent.pair();
-                let port = if to.port() == PORT {
-                    from.port()
-                } else {
-                    to.port()
+/// Names a link: from a client, or from the server of the higher number, to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Between {
+    /// The one end.
+    pub from: Place,
+    /// The other end.
+    pub server: usize,
+}
+
+impl Between {
+    /// The link of a client to a server.
+    pub fn client(client: usize, server: usize) -> Self {
+        Self {
+            from: Place::Client(client),
+            server,
+        }
+    }
+
+    /// The link of two servers.
+    pub fn servers(one: usize, other: usize) -> Self {
+        Self {
+            from: Place::Server(one.max(other)),
+            server: one.min(other),
+        }
+    }
+
+    /// Whether the link ends there.
+    pub fn touches(self, place: Place) -> bool {
+        self.from == place || Place::Server(self.server) == place
+    }
+}
+
+#[derive(Debug)]
+struct Cable {
+    from: IpAddr,
+    server: IpAddr,
+    link: Link,
+    /// The newest port that a connection had.
+    port: u16,
+    /// Counts what was done to it.
+    changes: u64,
+}
+
+/// All links.
+#[derive(Debug, Default)]
+pub struct Network {
+    cables: BTreeMap<Between, Cable>,
+    /// The same, by the addresses, in order.
+    by_pair: BTreeMap<(IpAddr, IpAddr), Between>,
+}
+
+impl Network {
+    /// A link that carries.
+    pub fn add(&mut self, between: Between, from: IpAddr, server: IpAddr) {
+        self.by_pair.insert(pair(from, server), between);
+        let cable = Cable {
+            from,
+            server,
+            link: Link::Clear,
+            port: 0,
+            changes: 0,
+        };
+        self.cables.insert(between, cable);
+    }
+
+    /// What a link does.
+    pub fn link(&self, between: Between) -> Link {
+        self.cables
+            .get(&between)
+            .map_or(Link::Clear, |cable| cable.link)
+    }
+
+    /// How often a link was changed by [`change`](Self::change).
+    pub fn changes(&self, between: Between) -> u64 {
+        self.cables.get(&between).map_or(0, |cable| cable.changes)
+    }
+
+    /// The newest port that a connection over this link had.
+    pub fn port(&self, between: Between) -> u16 {
+        self.cables.get(&between).map_or(0, |cable| cable.port)
+    }
+
+    /// The links of a machine.
+    pub fn of(&self, place: Place) -> Vec<Between> {
+        let all = self.cables.keys().copied();
+        all.filter(|between| between.touches(place)).collect()
+    }
+
+    /// All links.
+    pub fn all(&self) -> Vec<Between> {
+        self.cables.keys().copied().collect()
+    }
+
+    /// Whether all links of a machine carry.
+    pub fn is_clear(&self, place: Place) -> bool {
+        let mut cables = self.cables.iter();
+        cables.all(|(between, cable)| !between.touches(place) || cable.link == Link::Clear)
+    }
+
+    /// Whether each of them carries.
+    pub fn are_clear(&self, mut links: impl Iterator<Item = Between>) -> bool {
+        links.all(|between| self.link(between) == Link::Clear)
+    }
+
+    /// The links of a machine that carry, by their addresses.
+    pub fn clear_of(&self, place: Place) -> Vec<(IpAddr, IpAddr)> {
+        let cables = self.cables.iter();
+        cables
+            .filter(|(between, cable)| between.touches(place) && cable.link == Link::Clear)
+            .map(|(_, cable)| (cable.from, cable.server))
+            .collect()
+    }
+
+    /// Sets what a link does, and counts that.
+    pub fn change(&mut self, sim: &Sim<'_>, between: Between, new: Link) -> u64 {
+        self.set(sim, between, new);
+        let Some(cable) = self.cables.get_mut(&between) else {
+            return 0;
+        };
+        cable.changes += 1;
+        cable.changes
+    }
+
+    /// Sets what a link does.
+    pub fn set(&mut self, sim: &Sim<'_>, between: Between, new: Link) {
+        let Some(cable) = self.cables.get_mut(&between) else {
+            return;
+        };
+        let (from, server) = (cable.from, cable.server);
+        match cable.link {
+            Link::Clear => {}
+            Link::Cut(_) => sim.repair(from, server),
+            Link::Stalled(..) => sim.release(from, server),
+        }
+        match new {
+            Link::Clear => {}
+            Link::Cut(Way::Both) => sim.partition(from, server),
+            Link::Cut(Way::ToServer) => sim.partition_oneway(from, server),
+            Link::Cut(Way::Back) => sim.partition_oneway(server, from),
+            Link::Stalled(..) => sim.hold(from, server),
+        }
+        cable.link = new;
+    }
+
+    /// Lets pass what stalled links do not keep, and learns the newest ports.
+    pub fn carry(&mut self, sim: &Sim<'_>) {
+        sim.links(|all| {
+            for link in all {
+                let (a, b) = link.pair();
+                let between = self.by_pair.get(&pair(a, b));
+                let Some(cable) = between.and_then(|between| self.cables.get_mut(between)) else {
+                    continue;
                 };
-                *highest = (*highest).max(port);
-                if let Link::Stalled(way, kept) = *state
-                    && !keeps(way, kept, port, to, sent.protocol())
-                {
-                    sent.deliver();
+                for sent in link {
+                    cable.see(sent);
                 }
             }
-        }
-    });
+        });
+    }
 }
 
-fn keeps(way: Way, kept: Kept, port: u16, to: SocketAddr, what: &Protocol) -> bool {
-    let to_server = to.port() == PORT;
-    let this_way = match way {
-        Way::ToServer => to_server,
-        Way::ToClient => !to_server,
-        Way::Both => true,
-    };
-    this_way
-        && match kept {
-            Kept::All => true,
-            Kept::Ends => matches!(what, Protocol::Tcp(Segment::Fin(_) | Segment::Rst)),
-            Kept::Old(newest) => port <= newest,
+impl Cable {
+    fn see(&mut self, sent: SentRef<'_>) {
+        let (from, to) = sent.pair();
+        let port = if to.port() == PORT {
+            from.port()
+        } else {
+            to.port()
+        };
+        self.port = self.port.max(port);
+        let Link::Stalled(way, kept) = self.link else {
+            return;
+        };
+        let this_way = match way {
+            Way::ToServer => to.ip() == self.server,
+            Way::Back => to.ip() != self.server,
+            Way::Both => true,
+        };
+        let keeps = this_way
+            && match kept {
+                Kept::All => true,
+                Kept::Ends => {
+                    matches!(
+                        sent.protocol(),
+                        Protocol::Tcp(Segment::Fin(_) | Segment::Rst)
+                    )
+                }
+                Kept::Old(newest) => port <= newest,
+            };
+        if !keeps {
+            sent.deliver();
         }
+    }
+}
+
+fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
+    (a.min(b), a.max(b))
 }

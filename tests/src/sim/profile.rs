@@ -53,12 +53,26 @@ pub enum Event {
     CrashAtCommit,
     /// Two clients start within milliseconds.
     TwoStarts,
-    /// The server's disk is copied.
+    /// The servers' disks are copied.
     Backup,
-    /// The server comes back with an older copy of its disk.
+    /// The servers come back with older copies of their disks, all from the same moment.
     Restore,
-    /// The server comes back with an empty disk.
+    /// The servers come back with empty disks.
     DiskLoss,
+    /// One of several servers comes back with an empty disk.
+    OneDiskLost,
+    /// All servers lose power within a few milliseconds.
+    Blackout,
+    /// The network between two servers loses what is sent, one way or both, for a while.
+    PeerCut,
+    /// The network between two servers keeps what is sent, one way or both, for a while.
+    PeerStall,
+    /// A server is cut off from the others, but not from its clients, for a while.
+    Isolate,
+    /// A server is cut off from its clients, but not from the others, for a while.
+    ClientsCut,
+    /// The operator changes the group's settings.
+    Configure,
 }
 
 /// How long rows are worked on.
@@ -77,6 +91,10 @@ pub struct Handlers {
 pub struct Profile {
     /// For people.
     pub name: &'static str,
+    /// How many servers.
+    pub servers: usize,
+    /// At most one server is in trouble at a time, and no client is: then no share may move but by what clients do.
+    pub one_at_a_time: bool,
     /// Of the group.
     pub settings: Settings,
     /// Clients' machines.
@@ -99,6 +117,9 @@ pub struct Profile {
 
 /// Lease of all groups here, but of those whose settings were lost.
 pub const LEASE: Duration = Duration::from_secs(2);
+
+/// Another one, for a while, where the operator changes settings.
+pub const LONGER_LEASE: Duration = Duration::from_secs(3);
 
 const AVAILABLE_DRAIN: Millis = Millis(1_000);
 const EXCLUSIVE_DRAIN: Millis = Millis(1_500);
@@ -158,11 +179,20 @@ impl Profile {
             .any(|(event, weight)| matches!(event, Event::Restore | Event::DiskLoss) && *weight > 0)
     }
 
+    /// Whether the operator changes settings.
+    pub fn changes_settings(&self) -> bool {
+        self.events
+            .iter()
+            .any(|(event, weight)| *event == Event::Configure && *weight > 0)
+    }
+
     /// The longest lease that a client may have.
     pub fn longest_lease(&self) -> Duration {
         if self.loses_disks() {
             // Until the operator has configured the group anew.
             Settings::default().base_lease().duration()
+        } else if self.changes_settings() {
+            LONGER_LEASE
         } else {
             LEASE
         }
@@ -172,6 +202,8 @@ impl Profile {
     pub fn available(name: &'static str, numbering: Numbering) -> Self {
         Self {
             name,
+            servers: 1,
+            one_at_a_time: false,
             settings: settings(numbering, Consistency::Available),
             clients: (3, 6),
             twins_percent: 15,

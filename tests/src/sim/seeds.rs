@@ -93,6 +93,36 @@ pub fn run_many(
     (failed.into_inner().unwrap(), run_so_far.into_inner())
 }
 
+/// Runs all these seeds: those that fail.
+pub fn run_all(
+    first: u64,
+    count: u64,
+    profile: impl Fn(u64) -> Profile + Sync,
+    rule: Option<Rule>,
+) -> Vec<Outcome> {
+    let next = AtomicU64::new(first);
+    let failed: Mutex<Vec<Outcome>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..threads() {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        return;
+                    }
+                    let outcome = run(seed, &profile(seed), rule);
+                    if outcome.violation.is_some() {
+                        failed.lock().unwrap().push(outcome);
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().unwrap();
+    failed.sort_by_key(|outcome| outcome.seed);
+    failed
+}
+
 /// A number that the environment gives, or another.
 pub fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| {
@@ -119,16 +149,15 @@ pub fn logs() {
     }
 }
 
+/// A failure in one line.
+pub fn line(outcome: &Outcome) -> String {
+    let violation = outcome.violation.as_ref();
+    let (kind, what) = violation.map_or(("", ""), |it| (it.kind, it.what.as_str()));
+    format!("seed {}: {kind}: {what}", outcome.seed)
+}
+
 /// The text of a failure.
 pub fn report(outcome: &Outcome, command: &str) -> String {
-    let Some(violation) = &outcome.violation else {
-        return String::new();
-    };
-    format!(
-        "{}\nseed {}: {}: {}\nrun it again: {command}",
-        outcome.tail.join("\n"),
-        outcome.seed,
-        violation.kind,
-        violation.what
-    )
+    let tail = outcome.tail.join("\n");
+    format!("{tail}\n{}\nrun it again: {command}", line(outcome))
 }

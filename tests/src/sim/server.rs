@@ -1,17 +1,23 @@
-//! The server's process, and the disk that outlives it.
+//! A server's process, and the disk that outlives it.
 
 use skyschedule_common::env::{self, sim as env_sim};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
 use skyschedule_server::Server;
-use skyschedule_server::config::{Config, User};
+use skyschedule_server::config::{Config, Timing, User};
 use skyschedule_server::consensus::{Consensus, MemoryDisk, Options, Storage};
+use skyschedule_server::coordinator::{ConfigureError, Handle};
 use skyschedule_server::metrics::Metrics;
 use skyschedule_server::state::{Change, Command, Joining, Settings};
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::network::PORT;
-use super::worker::GROUP;
+use super::worker::{GROUP, server_name};
+
+/// Pause before the operator tries again.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// What the driver sees of a server's process.
 #[derive(Debug)]
@@ -22,25 +28,40 @@ pub struct Seen {
     pub metrics: Metrics,
 }
 
-/// One run of the server's process.
+/// How a server's process is set up.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Which of the servers.
+    pub at: usize,
+    /// How many servers there are.
+    pub servers: usize,
+    /// How long they wait for each other.
+    pub timing: Timing,
+    /// Its disk.
+    pub disk: MemoryDisk,
+    /// What the operator wants of the group.
+    pub settings: Arc<Mutex<Settings>>,
+}
+
+/// One run of a server's process.
 #[derive(Debug)]
 pub struct Process {
-    disk: MemoryDisk,
-    settings: Settings,
+    setup: Setup,
     seen: Mutex<Option<Arc<Seen>>>,
     stop: Notify,
     stopped: Mutex<bool>,
+    configure: Notify,
 }
 
 impl Process {
     /// A process that has not run yet.
-    pub fn new(disk: MemoryDisk, settings: Settings) -> Arc<Self> {
+    pub fn new(setup: Setup) -> Arc<Self> {
         Arc::new(Self {
-            disk,
-            settings,
+            setup,
             seen: Mutex::default(),
             stop: Notify::new(),
             stopped: Mutex::default(),
+            configure: Notify::new(),
         })
     }
 
@@ -54,6 +75,11 @@ impl Process {
         self.stop.notify_one();
     }
 
+    /// The operator wants other settings.
+    pub fn configure(&self) {
+        self.configure.notify_one();
+    }
+
     /// Whether it has stopped in good order.
     pub fn has_stopped(&self) -> bool {
         *self.stopped.lock().unwrap()
@@ -62,6 +88,10 @@ impl Process {
     /// The process is dead.
     pub fn bury(&self) {
         self.seen.lock().unwrap().take();
+    }
+
+    fn wanted(&self) -> Settings {
+        self.setup.settings.lock().unwrap().clone()
     }
 }
 
@@ -121,38 +151,79 @@ pub fn used_disk(settings: &Settings) -> MemoryDisk {
 /// # Errors
 /// When the server does not start, or ends by itself.
 pub async fn run(process: Arc<Process>) -> turmoil::Result {
+    let Setup {
+        at,
+        servers,
+        timing,
+        ref disk,
+        ..
+    } = process.setup;
     let mut config = Config::embedded("never used");
     config.listen = ([0, 0, 0, 0], PORT).into();
     config.users.push(User::new("moon", "walker")?);
+    config.timing = timing;
+    config.replica_id = replica_id(at);
+    if servers > 1 {
+        let address = |at| format!("{}:{PORT}", server_name(at));
+        config.peers = (0..servers)
+            .map(|at| (replica_id(at), address(at)))
+            .collect();
+        config.cluster_secret = Some("a secret of the simulation".into());
+    }
     let memory = Options {
         // Often, so that restarts begin from snapshots, too.
         snapshot_every: 20,
-        ..Options::new(Storage::Memory(process.disk.clone()))
+        ..Options::new(Storage::Memory(disk.clone()))
     };
     let mut server = Server::start_with(config, memory).await?;
+    let handle = server.handle().clone();
     let consensus = server.consensus().clone();
-    let group = GroupName::new(GROUP)?;
-    let settings =
-        consensus.read(|state| state.group(&group).map(|known| known.settings().clone()));
     *process.seen.lock().unwrap() = Some(Arc::new(Seen {
-        consensus,
+        consensus: consensus.clone(),
         metrics: server.metrics().clone(),
     }));
-    if settings.as_ref() != Some(&process.settings) {
-        // What the operator does first.
-        let configured = server
-            .handle()
-            .configure(group, process.settings.clone())
-            .await;
-        configured?;
-    }
     tokio::select! {
         biased;
         () = process.stop.notified() => {}
         failed = server.failed() => failed?,
+        failed = operate(&process, &consensus, &handle) => match failed? {},
     }
+    drop(consensus);
     server.shutdown().await?;
     *process.stopped.lock().unwrap() = true;
-    env::sleep(std::time::Duration::from_secs(3_600)).await;
+    env::sleep(Duration::from_secs(3_600)).await;
     Ok(())
+}
+
+/// The operator sees to it that the group has the settings that he wants, at whichever server leads.
+async fn operate(
+    process: &Process,
+    consensus: &Consensus,
+    handle: &Handle,
+) -> Result<Infallible, ConfigureError> {
+    let group = GroupName::new(GROUP).unwrap();
+    let mut leadership = consensus.watch_leadership();
+    loop {
+        let wanted = process.wanted();
+        let is = consensus.read(|state| state.group(&group).map(|known| known.settings().clone()));
+        let may = process.setup.servers == 1 || leadership.borrow_and_update().own.is_some();
+        if is.as_ref() != Some(&wanted) && may {
+            match handle.configure(group.clone(), wanted).await {
+                Ok(_) => {}
+                Err(ConfigureError::Ask(_)) => env::sleep(RETRY).await,
+                Err(error) => return Err(error),
+            }
+            continue;
+        }
+        tokio::select! {
+            biased;
+            () = process.configure.notified() => {}
+            Ok(()) = leadership.changed() => {}
+        }
+    }
+}
+
+/// The number that a server has for its cluster.
+fn replica_id(at: usize) -> u16 {
+    u16::try_from(at + 1).unwrap_or(u16::MAX)
 }

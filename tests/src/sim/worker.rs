@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 
+use super::network::PORT;
 use super::profile::Handlers;
 
 /// The keys of the rows, negative ones included.
@@ -21,8 +22,11 @@ const MOST_ROWS: usize = 6;
 
 /// The group.
 pub const GROUP: &str = "orders";
-/// Where the server is.
-pub const SERVER: &str = "sky-1";
+
+/// Where a server is.
+pub fn server_name(at: usize) -> String {
+    format!("sky-{}", at + 1)
+}
 
 /// How a process is set up.
 #[derive(Debug, Clone)]
@@ -31,6 +35,8 @@ pub struct Setup {
     pub client_id: String,
     /// Its weight.
     pub weight: u32,
+    /// How many servers there are.
+    pub servers: usize,
     /// What it relies on; `None`: whatever the group promises.
     pub consistency: Option<Consistency>,
     /// How long it works on rows.
@@ -132,7 +138,7 @@ impl Process {
 pub async fn run(process: Arc<Process>) -> turmoil::Result {
     let setup = &process.setup;
     let mut builder = Client::builder()
-        .servers([format!("{SERVER}:{}", super::network::PORT)])
+        .servers((0..setup.servers).map(|at| format!("{}:{PORT}", server_name(at))))
         .group(GROUP)
         .credentials("moon", "walker")
         .client_id(&setup.client_id)

@@ -3,7 +3,9 @@
 //! It trusts the clients' own view of which rows they may begin (the row that a client begins is the row that
 //! it believes to be its own), knows by itself which rows handlers work on, and compares all of them.
 
+mod balance;
 mod quiet;
+mod replicas;
 mod rows;
 
 use skyschedule_client::{Inspection, Mode};
@@ -17,6 +19,8 @@ use std::time::Duration;
 use super::profile::Profile;
 use super::trace::Trace;
 use super::worker::Begun;
+
+pub use replicas::Applied;
 
 /// What must hold at every step, by the number of the promise or the name of the rule that it shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub struct View {
     pub process: u64,
     /// The client id.
     pub client_id: String,
+    /// Whether it has been asked to leave.
+    pub is_leaving: bool,
     /// Whether it wants rows, and is able to work: not stopped, not leaving, with a weight.
     pub willing: bool,
     /// The weight that its user wants for it.
@@ -82,9 +88,9 @@ pub struct World {
     pub is_troubled: bool,
     /// When the driver last did anything.
     pub last_event: Duration,
-    /// Since when the server runs without a stop.
-    pub server_since: Option<Duration>,
-    /// It runs, and every network carries.
+    /// Since when one server serves clients without a stop.
+    pub served_since: Option<Duration>,
+    /// It is there, and all clients reach it.
     pub is_reachable: bool,
 }
 
@@ -101,6 +107,7 @@ struct Known {
 #[derive(Debug)]
 pub struct Oracle {
     exclusive: bool,
+    one_at_a_time: bool,
     lease: Duration,
     drain: Duration,
     rejoin_grace: Duration,
@@ -112,6 +119,12 @@ pub struct Oracle {
     /// The newest epoch and share of each membership in the state.
     members: BTreeMap<u64, (Epoch, Share)>,
     state: Option<Group>,
+    /// The group after so many entries of the log.
+    log: BTreeMap<u64, Option<Group>>,
+    /// The most entries that any server has applied.
+    newest: Option<u64>,
+    /// How many entries each server's process has applied.
+    applied: BTreeMap<(usize, u64), u64>,
     /// The newest membership and epoch that each process has had.
     processes: BTreeMap<(usize, u64), Known>,
     /// The last owner of each row, and its token.
@@ -126,6 +139,8 @@ pub struct Oracle {
     recalled: BTreeMap<(u64, i64), Duration>,
     /// Since when members of the state belong to no process that lives.
     zombies: BTreeMap<u64, Duration>,
+    /// The last moment at which nothing moved.
+    still: Option<balance::Still>,
     steps: u64,
 }
 
@@ -135,6 +150,7 @@ impl Oracle {
         let settings = &profile.settings;
         Self {
             exclusive: profile.is_exclusive(),
+            one_at_a_time: profile.one_at_a_time,
             lease: profile.longest_lease(),
             drain: settings.drain_timeout.duration(),
             rejoin_grace: settings.rejoin_grace.duration(),
@@ -143,6 +159,9 @@ impl Oracle {
             told: BTreeMap::new(),
             members: BTreeMap::new(),
             state: None,
+            log: BTreeMap::new(),
+            newest: None,
+            applied: BTreeMap::new(),
             processes: BTreeMap::new(),
             tokens: BTreeMap::new(),
             taken: BTreeMap::new(),
@@ -150,6 +169,7 @@ impl Oracle {
             unheld: BTreeMap::new(),
             recalled: BTreeMap::new(),
             zombies: BTreeMap::new(),
+            still: None,
             steps: 0,
         }
     }
@@ -165,11 +185,21 @@ impl Oracle {
         self.taken.clear();
         self.settled.clear();
         self.state = None;
+        self.log.clear();
+        self.newest = None;
+        self.applied.clear();
+        self.still = None;
     }
 
     /// The state as it was seen last.
     pub fn state(&self) -> Option<&Group> {
         self.state.as_ref()
+    }
+
+    /// Whether some rows are nobody's by intent: members have a cap.
+    fn is_capped(&self) -> bool {
+        let group = self.state.as_ref();
+        group.is_some_and(|group| group.settings().max_slots.is_some())
     }
 
     /// What a server waits at most before a lease that it gave is over.
@@ -185,24 +215,23 @@ impl Oracle {
         &mut self,
         world: &World,
         views: &[View],
-        state: Option<(Option<Group>, Result<(), String>)>,
+        applied: Vec<Applied>,
         trace: &mut Trace,
     ) -> Result<(), Violation> {
         self.steps += 1;
         if world.is_troubled {
             self.troubled_at = Some(world.now);
         }
-        if let Some((state, checked)) = state {
-            self.observe_state(state, trace)?;
-            self.note_recalls(world.now);
-            checked.map_err(|what| Violation::new("state", what))?;
-        }
+        self.observe_applied(applied, world.now, trace)?;
         self.observe_clients(views, trace)?;
         self.overlaps(world, views)?;
         self.begins(views)?;
-        if let Some(since) = world.server_since {
+        if let Some(since) = world.served_since {
             self.known(views)?;
             self.zombies(world.now, since, views)?;
+        }
+        if self.one_at_a_time {
+            self.expelled(views)?;
         }
         if !self.exclusive && self.steps.is_multiple_of(4) {
             self.coverage(world, views)?;
@@ -239,6 +268,7 @@ impl Oracle {
                 ),
             ));
         }
+        self.movement(group)?;
         let mut ids = BTreeMap::new();
         for (number, member) in group.members() {
             if let Some(other) = ids.insert(&member.client, number) {
@@ -321,9 +351,11 @@ impl Oracle {
                 view.inside.mode
             ));
             if let Some(before) = known {
-                let back = before.epoch >= epoch
-                    || (before.membership != membership
-                        && before.membership.number >= membership.number);
+                // Memberships that degraded replicas give are counted apart.
+                let earlier = before.membership != membership
+                    && before.membership.replica == membership.replica
+                    && before.membership.number >= membership.number;
+                let back = before.epoch >= epoch || earlier;
                 if back {
                     return Err(Violation::new(
                         "epoch back",
@@ -362,6 +394,9 @@ impl Oracle {
             else {
                 continue;
             };
+            if is_degraded(membership, epoch) {
+                continue;
+            }
             let forgotten = self.state.as_ref().is_none_or(|group| {
                 membership.number >= group.next_membership() || epoch > group.epoch()
             });
@@ -378,22 +413,37 @@ impl Oracle {
         Ok(())
     }
 
+    /// Promise 6: where only servers are in trouble, and one at a time, nobody who lives loses a membership.
+    fn expelled(&self, views: &[View]) -> Result<(), Violation> {
+        for view in views {
+            let key = (view.host, view.process);
+            let known = self.processes.get(&key);
+            let Some(known) = known.filter(|known| !known.is_member && !view.is_leaving) else {
+                continue;
+            };
+            return Err(Violation::new(
+                "shares moved",
+                format!("{} was expelled as {}", name(view), known.membership),
+            ));
+        }
+        Ok(())
+    }
+
     /// A member whose process is dead is over within a lease.
     fn zombies(
         &mut self,
         now: Duration,
-        server_since: Duration,
+        served_since: Duration,
         views: &[View],
     ) -> Result<(), Violation> {
         let Some(group) = &self.state else {
             return Ok(());
         };
         let lives = |number: u64| {
-            views.iter().any(|view| {
-                view.inside
-                    .membership
-                    .is_some_and(|membership| membership.number == number)
-            })
+            let membership = Some(Membership::quorum(number));
+            views
+                .iter()
+                .any(|view| view.inside.membership == membership)
         };
         let dead: Vec<u64> = group
             .members()
@@ -405,7 +455,7 @@ impl Oracle {
         let bound = self.server_lease() + Duration::from_millis(600);
         for number in dead {
             let since = *self.zombies.entry(number).or_insert(now);
-            if now > since.max(server_since) + bound {
+            if now > since.max(served_since) + bound {
                 return Err(Violation::new(
                     "zombie",
                     format!(
@@ -416,6 +466,11 @@ impl Oracle {
         }
         Ok(())
     }
+}
+
+/// Whether it comes from a replica without a quorum.
+fn is_degraded(membership: Membership, epoch: Epoch) -> bool {
+    membership.replica != 0 || epoch.degraded != 0
 }
 
 fn note_told(

@@ -1,6 +1,7 @@
 //! What must be so when there is no trouble any more.
 
 use skyschedule_client::Mode;
+use skyschedule_common::ids::Membership;
 use skyschedule_common::share::Share;
 
 use super::{Oracle, View, name};
@@ -28,11 +29,11 @@ impl Oracle {
         let mut covered = 0;
         let mut shares: Vec<&Share> = Vec::new();
         for (number, member) in group.members() {
-            let Some(view) = views.iter().find(|view| {
-                view.inside
-                    .membership
-                    .is_some_and(|membership| membership.number == *number)
-            }) else {
+            let membership = Some(Membership::quorum(*number));
+            let view = views
+                .iter()
+                .find(|view| view.inside.membership == membership);
+            let Some(view) = view else {
                 return Err(format!("member {number} belongs to no process"));
             };
             if view.inside.epoch != Some(member.epoch) || view.inside.share != member.told {
@@ -73,7 +74,11 @@ impl Oracle {
             .values()
             .map(|member| if member.draining { 0 } else { member.weight })
             .sum();
-        if weights > 0 && covered != u64::from(total) {
+        let cap = group.settings().max_slots.map(u64::from);
+        let capped = shares
+            .iter()
+            .any(|share| Some(share.numbers().len()) == cap);
+        if weights > 0 && covered != u64::from(total) && !capped {
             return Err(format!("{covered} of {total} numbers are held"));
         }
         for view in views {
@@ -82,6 +87,10 @@ impl Oracle {
             });
             if view.inside.membership.is_none() && !id_is_taken {
                 return Err(format!("{} is no member", name(view)));
+            }
+            let number = view.inside.membership.map(|membership| membership.number);
+            if number.is_some_and(|number| !group.members().contains_key(&number)) {
+                return Err(format!("{} does not know that it is none", name(view)));
             }
         }
         Ok(())

@@ -131,13 +131,15 @@ impl Oracle {
         let able = views
             .iter()
             .any(|view| view.willing && view.inside.membership.is_some());
-        if !able {
+        self.note_settled(views);
+        if !able || self.is_capped() {
             self.unheld.clear();
             return Ok(());
         }
         let bound =
             self.server_lease() + self.drain + self.rejoin_grace + Duration::from_millis(1_500);
-        self.note_settled(views);
+        // A new leader gives everyone a lease to come back.
+        let served_since = world.served_since.unwrap_or_default();
         for key in KEYS {
             if views.iter().any(|view| view.holds(key)) {
                 self.unheld.remove(&key);
@@ -154,7 +156,7 @@ impl Oracle {
                 continue;
             }
             let since = *self.unheld.entry(key).or_insert(world.now);
-            if world.now > since.max(world.last_event) + bound {
+            if world.now > since.max(world.last_event).max(served_since) + bound {
                 return Err(Violation::new(
                     "held by nobody",
                     format!("row {key} is held by nobody since {since:?}"),

@@ -1,17 +1,15 @@
-//! How it is done: to clients' machines and processes, to the server's, and to what lies between.
+//! How it is done: to clients' machines and processes, and to the network.
 
 use skyschedule_common::env::sim::{self as env_sim, Host};
 use skyschedule_common::protocol::messages::Consistency;
-use skyschedule_server::consensus::MemoryDisk;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use turmoil::Sim;
 
 use super::{Later, World};
-use crate::sim::network::{self, Kept, Link, Way};
-use crate::sim::server;
-use crate::sim::worker::{Process, SERVER, Setup};
+use crate::sim::network::{Between, Kept, Link, Place, Way};
+use crate::sim::worker::{Process, Setup, server_name};
 
 impl World {
     pub(super) fn start(&mut self, at: usize) {
@@ -35,6 +33,7 @@ impl World {
         let setup = Setup {
             client_id: machine.client_id.clone(),
             weight: machine.weight,
+            servers: self.servers.len(),
             consistency: self.dice.percent(50).then_some(settings.consistency),
             handlers: self.profile.handlers,
             drain: drain.duration(),
@@ -61,10 +60,10 @@ impl World {
 
     /// The process ends; its kernel says so.
     pub(super) fn kill(&mut self, at: usize) {
+        let clear = self.network.clear_of(Place::Client(at));
         let machine = &mut self.machines[at];
         machine.pauses += 1;
-        let clear = (machine.link == Link::Clear).then_some((machine.ip, self.sky.ip));
-        kill(&mut self.sim, &machine.host, clear.as_slice());
+        kill(&mut self.sim, &machine.host, &clear);
         if let Some(process) = &machine.process {
             process.bury();
         }
@@ -73,23 +72,27 @@ impl World {
 
     pub(super) fn lose_power(&mut self, at: usize) {
         self.note(&format!("host {at}: loses power"));
-        let (ip, server) = (self.machines[at].ip, self.sky.ip);
-        let link = self.machines[at].link;
-        network::set(
-            &self.sim,
-            &mut self.machines[at].link,
-            Link::Cut(Way::Both),
-            ip,
-            server,
-        );
+        let links = self.unplug(Place::Client(at));
         self.kill(at);
-        // What the network kept is lost with the machine; otherwise it is as it was.
-        let link = if matches!(link, Link::Cut(_)) {
-            link
-        } else {
-            Link::Clear
-        };
-        network::set(&self.sim, &mut self.machines[at].link, link, ip, server);
+        for (between, link) in links {
+            // What the network kept is lost with the machine; otherwise it is as it was.
+            let link = if matches!(link, Link::Cut(_)) {
+                link
+            } else {
+                Link::Clear
+            };
+            self.network.set(&self.sim, between, link);
+        }
+    }
+
+    /// Nothing that the machine sends arrives. What its links did before.
+    pub(super) fn unplug(&mut self, place: Place) -> Vec<(Between, Link)> {
+        let links = self.network.of(place).into_iter();
+        let links: Vec<_> = links.map(|at| (at, self.network.link(at))).collect();
+        for (between, _) in &links {
+            self.network.set(&self.sim, *between, Link::Cut(Way::Both));
+        }
+        links
     }
 
     pub(super) fn pause(&mut self, at: usize, spell: Duration, suspend: bool) {
@@ -123,23 +126,23 @@ impl World {
         let spell = left + self.dice.millis(0, 60);
         self.pause(at, spell, false);
         if self.dice.percent(50) {
-            let links = self.machines[at].links;
             let soon = spell + self.dice.millis(5, 60);
             let lasts = self.spell();
-            let deaf = Link::Stalled(Way::ToClient, Kept::All);
-            self.schedule(soon, Later::Link(at, links, deaf, lasts));
+            let deaf = Link::Stalled(Way::Back, Kept::All);
+            for between in self.network.of(Place::Client(at)) {
+                let changes = self.network.changes(between);
+                self.schedule(soon, Later::Link(between, changes, deaf, lasts));
+            }
         }
         true
     }
 
-    pub(super) fn link(&mut self, at: usize, link: Link, spell: Duration) {
-        self.note(&format!("host {at}: network {link:?} for {spell:?}"));
-        let (ip, server) = (self.machines[at].ip, self.sky.ip);
-        network::set(&self.sim, &mut self.machines[at].link, link, ip, server);
-        let machine = &mut self.machines[at];
-        machine.links += 1;
-        let links = machine.links;
-        self.schedule(spell, Later::Clear(at, links));
+    pub(super) fn link(&mut self, links: &[Between], link: Link, spell: Duration) {
+        for between in links {
+            self.note(&format!("{}: {link:?} for {spell:?}", name(*between)));
+            let changes = self.network.change(&self.sim, *between, link);
+            self.schedule(spell, Later::Clear(*between, changes));
+        }
     }
 
     pub(super) fn set_weight(&mut self, at: usize) {
@@ -161,89 +164,6 @@ impl World {
         }
     }
 
-    // The server.
-
-    pub(super) fn start_server(&mut self) {
-        if self.sky.up_since.is_some() {
-            return;
-        }
-        self.note("server: starts");
-        let settings = self.profile.settings.clone();
-        let process = server::Process::new(self.sky.disk.clone(), settings);
-        *self.sky.slot.lock().unwrap() = Some(Arc::clone(&process));
-        self.sky.process = Some(process);
-        self.sky.up_since = Some(self.now());
-        self.sim.bounce(SERVER);
-    }
-
-    pub(super) fn server_dies(&mut self, written_survives: bool) {
-        let dice = &mut self.dice;
-        if written_survives {
-            self.sky.disk.crash(|| true);
-        } else {
-            let kept = dice.pick(&[0, 50, 90, 100]);
-            self.sky.disk.crash(|| dice.percent(kept));
-        }
-        let server = self.sky.ip;
-        let clear = self
-            .machines
-            .iter()
-            .filter(|machine| machine.link == Link::Clear);
-        let clear: Vec<_> = clear.map(|machine| (machine.ip, server)).collect();
-        kill(&mut self.sim, &self.sky.host, &clear);
-        if let Some(process) = self.sky.process.take() {
-            process.bury();
-        }
-        self.sky.up_since = None;
-        self.sky.down_since = self.now();
-    }
-
-    pub(super) fn kill_server(&mut self, away: Duration) {
-        self.note(&format!("server: killed, away for {away:?}"));
-        self.server_dies(true);
-        self.schedule(away, Later::StartServer);
-    }
-
-    pub(super) fn server_loses_power(&mut self, away: Duration) {
-        self.note(&format!("server: loses power, away for {away:?}"));
-        let server = self.sky.ip;
-        let links: Vec<Link> = self.machines.iter().map(|machine| machine.link).collect();
-        for machine in &mut self.machines {
-            network::set(
-                &self.sim,
-                &mut machine.link,
-                Link::Cut(Way::Both),
-                machine.ip,
-                server,
-            );
-        }
-        self.server_dies(false);
-        for (machine, link) in self.machines.iter_mut().zip(links) {
-            network::set(&self.sim, &mut machine.link, link, machine.ip, server);
-        }
-        self.schedule(away, Later::StartServer);
-    }
-
-    pub(super) fn stop_server(&mut self) {
-        self.note("server: asked to stop");
-        if let Some(process) = &self.sky.process {
-            process.stop();
-        }
-        let away = self.outage() + Duration::from_millis(250);
-        self.schedule(away, Later::StartServer);
-    }
-
-    pub(super) fn replace_disk(&mut self, disk: MemoryDisk, by: &str) {
-        let away = self.outage();
-        self.note(&format!(
-            "server: killed, comes back with {by} on its disk in {away:?}"
-        ));
-        self.server_dies(true);
-        self.sky.disk = disk;
-        self.oracle.lose_history(self.sim.elapsed() + away);
-        self.schedule(away, Later::StartServer);
-    }
-
     pub(super) fn do_later(&mut self, what: Later) {
         match what {
             Later::Start(at) => self.start(at),
@@ -251,31 +171,26 @@ impl World {
                 self.note(&format!("host {at}: goes on"));
                 self.machines[at].host.resume();
             }
-            Later::Clear(at, links) if self.machines[at].links == links => {
-                self.note(&format!("host {at}: network clear"));
-                let (ip, server) = (self.machines[at].ip, self.sky.ip);
-                network::set(
-                    &self.sim,
-                    &mut self.machines[at].link,
-                    Link::Clear,
-                    ip,
-                    server,
-                );
+            Later::Clear(between, changes) if self.network.changes(between) == changes => {
+                self.note(&format!("{}: clear", name(between)));
+                self.network.set(&self.sim, between, Link::Clear);
             }
-            Later::Link(at, links, link, spell) if self.machines[at].links == links => {
-                self.link(at, link, spell);
+            Later::Link(between, changes, link, spell)
+                if self.network.changes(between) == changes =>
+            {
+                self.link(&[between], link, spell);
             }
-            Later::StartServer => self.start_server(),
-            Later::ResumeServer if self.sky.host.is_stopped() => {
-                self.note("server: goes on");
-                self.sky.host.resume();
-                self.sky.up_since = self.sky.up_since.map(|_| self.now());
+            Later::StartServer(at) => self.start_server(at),
+            Later::ResumeServer(at) if self.servers[at].host.is_stopped() => {
+                self.resume_server(at);
             }
-            Later::LosePower if self.sky.up_since.is_some() => {
+            Later::LosePower(at) if self.servers[at].up_since.is_some() => {
                 let away = self.outage();
-                self.server_loses_power(away);
+                self.server_loses_power(at, away);
             }
-            Later::KillServer(away) if self.sky.up_since.is_some() => self.kill_server(away),
+            Later::KillServer(at, away) if self.servers[at].up_since.is_some() => {
+                self.kill_server(at, away);
+            }
             // Overtaken by events.
             _ => return,
         }
@@ -285,8 +200,18 @@ impl World {
 
 /// Kills a process; `clear`: its networks that carry. A dying runtime drops its tasks, and with them its sockets, in an
 /// order that other simulations of this process have a part in: no delay may be drawn meanwhile.
-fn kill(sim: &mut Sim<'_>, host: &Host, clear: &[(IpAddr, IpAddr)]) {
+pub(super) fn kill(sim: &mut Sim<'_>, host: &Host, clear: &[(IpAddr, IpAddr)]) {
     clear.iter().for_each(|(a, b)| sim.hold(*a, *b));
     env_sim::kill(sim, host);
     clear.iter().for_each(|(a, b)| sim.release(*a, *b));
+}
+
+/// A link, for people.
+fn name(between: Between) -> String {
+    let Between { from, server } = between;
+    let server = server_name(server);
+    match from {
+        Place::Client(at) => format!("network of host {at} and {server}"),
+        Place::Server(at) => format!("network of {} and {server}", server_name(at)),
+    }
 }

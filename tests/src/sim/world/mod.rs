@@ -3,14 +3,15 @@
 //! | file | one idea |
 //! |---|---|
 //! | `trouble` | what happens |
-//! | `deeds` | how it is done |
+//! | `deeds`, `servers` | how it is done: to clients, to servers |
 //! | `quiet` | the end, in which all must come right |
 
 use skyschedule_common::env::sim::{self as env_sim, Host, RATE_BOUND_PPM};
 use skyschedule_common::ids::GroupName;
+use skyschedule_server::config::Timing;
 use skyschedule_server::consensus::MemoryDisk;
+use skyschedule_server::state::Settings;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,29 +19,29 @@ use turmoil::Sim;
 
 mod deeds;
 mod quiet;
+mod servers;
 mod trouble;
 
+use self::servers::Sky;
 use super::dice::Dice;
-use super::network::{self, Link};
+use super::network::{Between, Link, Network, Place};
 use super::oracle::{Oracle, View, Violation, World as Known};
 use super::profile::Profile;
 use super::server;
 use super::trace::Trace;
-use super::worker::{self, GROUP, Process, SERVER};
+use super::worker::{self, GROUP, Process, server_name};
 
 const MS: Duration = Duration::from_millis(1);
 
 /// A server that is back within this time is no trouble to anybody.
 const SHORT_OUTAGE: Duration = Duration::from_millis(300);
+/// Nor is it trouble to be without a leader for so long, where there are several servers.
+const SHORT_ELECTION: Duration = Duration::from_millis(1_200);
 
 /// A client's machine.
 struct Machine {
     host: Arc<Host>,
-    ip: IpAddr,
     client_id: String,
-    link: Link,
-    /// The newest port that a connection of it had.
-    port: u16,
     /// The process that runs, or the last one.
     process: Option<Arc<Process>>,
     /// What the machine runs when it is started next.
@@ -50,19 +51,6 @@ struct Machine {
     weight: u32,
     is_draining: bool,
     pauses: u64,
-    links: u64,
-}
-
-/// The server's machine.
-struct Sky {
-    host: Arc<Host>,
-    ip: IpAddr,
-    disk: MemoryDisk,
-    backup: Option<MemoryDisk>,
-    slot: Arc<Mutex<Option<Arc<server::Process>>>>,
-    process: Option<Arc<server::Process>>,
-    up_since: Option<Duration>,
-    down_since: Duration,
 }
 
 /// What is done later.
@@ -70,12 +58,25 @@ struct Sky {
 enum Later {
     Start(usize),
     Resume(usize, u64),
-    Clear(usize, u64),
-    Link(usize, u64, Link, Duration),
-    StartServer,
-    ResumeServer,
-    LosePower,
-    KillServer(Duration),
+    Clear(Between, u64),
+    Link(Between, u64, Link, Duration),
+    StartServer(usize),
+    ResumeServer(usize),
+    LosePower(usize),
+    KillServer(usize, Duration),
+}
+
+impl Later {
+    /// Whether a server is in trouble until then, or from then on.
+    fn is_of_server(self) -> bool {
+        matches!(
+            self,
+            Self::StartServer(_)
+                | Self::ResumeServer(_)
+                | Self::LosePower(_)
+                | Self::KillServer(..)
+        )
+    }
 }
 
 /// One simulation.
@@ -84,7 +85,16 @@ pub struct World {
     profile: Profile,
     dice: Dice,
     machines: Vec<Machine>,
-    sky: Sky,
+    servers: Vec<Sky>,
+    network: Network,
+    /// What the operator wants of the group.
+    settings: Arc<Mutex<Settings>>,
+    timing: Timing,
+    /// Who serves clients, in which term, and since when.
+    service: Option<(usize, u64, Duration)>,
+    unserved_since: Duration,
+    /// Since when no server is in trouble.
+    well_since: Option<Duration>,
     later: BTreeMap<(Duration, u64), Later>,
     scheduled: u64,
     last_event: Duration,
@@ -112,37 +122,25 @@ impl World {
             .enable_random_order()
             .build();
         let world = env_sim::World::new(seed);
-        let disk = if profile.is_exclusive() {
+        let disk = if profile.servers == 1 && profile.is_exclusive() {
             server::used_disk(&profile.settings)
         } else {
             MemoryDisk::new()
         };
-        let disk = disk.with_latency(Duration::from_millis(dice.pick(&profile.disk_ms)));
-        let slot: Arc<Mutex<Option<Arc<server::Process>>>> = Arc::default();
-        let host = world.host_with_drift(SERVER, drift(&mut dice));
-        sim.host(SERVER, {
-            let (host, slot) = (Arc::clone(&host), Arc::clone(&slot));
-            move || {
-                let (host, process) = (Arc::clone(&host), slot.lock().unwrap().clone());
-                async move {
-                    match process {
-                        Some(process) => host.run(server::run(process)).await,
-                        None => Ok(()),
-                    }
-                }
+        let disk_ms = dice.pick(&profile.disk_ms);
+        let disk = disk.with_latency(Duration::from_millis(disk_ms));
+        let mut network = Network::default();
+        let mut servers = Vec::new();
+        for at in 0..profile.servers {
+            let host = world.host_with_drift(&server_name(at), drift(&mut dice));
+            // Its own, not a clone.
+            let disk = disk.copy();
+            servers.push(Sky::new(&mut sim, host, disk));
+            for other in 0..at {
+                let (one, other_ip) = (servers[at].ip, servers[other].ip);
+                network.add(Between::servers(at, other), one, other_ip);
             }
-        });
-        let ip = sim.lookup(SERVER);
-        let sky = Sky {
-            host,
-            ip,
-            disk,
-            backup: None,
-            slot,
-            process: None,
-            up_since: None,
-            down_since: Duration::ZERO,
-        };
+        }
         let count = dice
             .millis(profile.clients.0, profile.clients.1)
             .as_millis();
@@ -165,12 +163,14 @@ impl World {
                     }
                 }
             });
+            let ip = sim.lookup(name.as_str());
+            for (at, server) in servers.iter().enumerate() {
+                let between = Between::client(machines.len(), at);
+                network.add(between, ip, server.ip);
+            }
             machines.push(Machine {
-                ip: sim.lookup(name.as_str()),
                 host,
                 client_id,
-                link: Link::Clear,
-                port: 0,
                 process: None,
                 slot,
                 processes: 0,
@@ -178,7 +178,6 @@ impl World {
                 weight: 1,
                 is_draining: false,
                 pauses: 0,
-                links: 0,
             });
         }
         let mut world = Self {
@@ -187,7 +186,13 @@ impl World {
             profile: profile.clone(),
             dice,
             machines,
-            sky,
+            servers,
+            network,
+            settings: Arc::new(Mutex::new(profile.settings.clone())),
+            timing: timing(latency),
+            service: None,
+            unserved_since: Duration::ZERO,
+            well_since: None,
             later: BTreeMap::new(),
             scheduled: 0,
             last_event: Duration::ZERO,
@@ -197,10 +202,14 @@ impl World {
             trace: Trace::new(prints),
         };
         world.note(&format!(
-            "{}: network up to {latency} ms, {:?}",
-            profile.name, profile.settings
+            "{}: {} servers, network up to {latency} ms, disk {disk_ms} ms, {:?}",
+            profile.name, profile.servers, profile.settings
         ));
-        world.start_server();
+        world.start_server(0);
+        for at in 1..profile.servers {
+            let after = world.dice.millis(0, 200);
+            world.schedule(after, Later::StartServer(at));
+        }
         world
     }
 
@@ -210,6 +219,9 @@ impl World {
     /// What must not be.
     pub fn run(&mut self) -> Result<(), Violation> {
         self.run_for(50 * MS)?;
+        if self.servers.len() > 1 {
+            self.form()?;
+        }
         for machine in 0..self.machines.len() {
             if machine == 0 || self.dice.percent(60) {
                 let after = self.dice.millis(0, 400);
@@ -273,24 +285,12 @@ impl World {
             let what = entry.remove();
             self.do_later(what);
         }
-        self.carry();
+        self.network.carry(&self.sim);
         if let Err(error) = self.sim.step() {
             return Err(Violation::new("a process failed", error.to_string()));
         }
         self.reap();
         self.observe()
-    }
-
-    fn carry(&mut self) {
-        let mut links: Vec<(IpAddr, Link, u16)> = self
-            .machines
-            .iter()
-            .map(|machine| (machine.ip, machine.link, machine.port))
-            .collect();
-        network::carry(&self.sim, &mut links);
-        for (machine, (.., port)) in self.machines.iter_mut().zip(links) {
-            machine.port = port;
-        }
     }
 
     /// Processes that have ended in good order.
@@ -307,15 +307,7 @@ impl World {
                 self.kill(at);
             }
         }
-        let stopped = self
-            .sky
-            .process
-            .as_ref()
-            .is_some_and(|process| process.has_stopped());
-        if stopped && self.sky.up_since.is_some() {
-            self.note("server: stopped");
-            self.server_dies(true);
-        }
+        self.reap_servers();
     }
 
     fn observe(&mut self) -> Result<(), Violation> {
@@ -325,40 +317,27 @@ impl World {
             let process = self.machines[view.host].process.as_ref();
             view.begun = process.map_or_else(Vec::new, |process| process.take_begun());
         }
-        let group = &self.group;
-        let known = self.oracle.state();
-        let state = self.sky.process.as_ref().and_then(|process| process.seen());
-        // `None`: unchanged, or nobody there to ask.
-        let state = state.and_then(|seen| {
-            seen.consensus.read(|state| {
-                let group = state.group(group);
-                (group != known).then(|| (group.cloned(), state.check()))
-            })
-        });
-        let is_troubled = self.machines.iter().any(|machine| {
-            machine.link != Link::Clear || (machine.is_up && machine.host.is_stopped())
-        }) || self.sky.host.is_stopped()
-            || (self.sky.up_since.is_none() && now > self.sky.down_since + SHORT_OUTAGE);
-        let server_since = self
-            .sky
-            .up_since
-            .filter(|_| !self.sky.host.is_stopped())
-            .filter(|_| {
-                self.sky
-                    .process
-                    .as_ref()
-                    .is_some_and(|process| process.seen().is_some())
-            });
-        let carries = |machine: &Machine| !machine.is_up || machine.link == Link::Clear;
+        self.note_service();
+        let applied = self.applied();
+        let is_troubled = self.machines.iter().enumerate().any(|(at, machine)| {
+            !self.network.is_clear(Place::Client(at))
+                || (machine.is_up && machine.host.is_stopped())
+        }) || self.servers_are_troubled(now);
+        let reaches = |server: usize| {
+            let up = self.machines_that(|machine| machine.is_up).into_iter();
+            let links = up.map(|at| Between::client(at, server));
+            self.network.are_clear(links)
+        };
         let known = Known {
             now,
             is_troubled,
-            is_reachable: server_since.is_some() && self.machines.iter().all(carries),
+            is_reachable: self.service.is_some_and(|(server, ..)| reaches(server)),
             last_event: self.last_event,
-            server_since,
+            served_since: self.service.map(|(.., since)| since),
         };
         self.trace.at(now);
-        self.oracle.observe(&known, &views, state, &mut self.trace)
+        self.oracle
+            .observe(&known, &views, applied, &mut self.trace)
     }
 
     fn views(&self) -> Vec<View> {
@@ -379,6 +358,7 @@ impl World {
                 host,
                 process: machine.processes,
                 client_id: machine.client_id.clone(),
+                is_leaving: process.is_closing(),
                 willing,
                 weight: machine.weight,
                 drains: machine.is_draining,
@@ -388,6 +368,16 @@ impl World {
             });
         }
         views
+    }
+}
+
+/// Servers wait longer for each other where the network is slow.
+fn timing(latency_ms: u64) -> Timing {
+    let heartbeat = if latency_ms > 20 { 100 } else { 50 };
+    Timing {
+        heartbeat: Duration::from_millis(heartbeat),
+        election_min: Duration::from_millis(3 * heartbeat),
+        election_max: Duration::from_millis(6 * heartbeat),
     }
 }
 

@@ -4,9 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Later, World};
-use crate::sim::network::{self, Link};
+use crate::sim::network::{Link, Place, Way};
 use crate::sim::oracle::Violation;
-use crate::sim::worker;
+use crate::sim::worker::{self, server_name};
+
+/// How long a server keeps a connection of another one on which nothing comes.
+const PEER_IDLE: Duration = Duration::from_secs(10);
 
 impl World {
     /// No more trouble: what was broken is whole, what stood still goes on.
@@ -14,16 +17,11 @@ impl World {
         self.note("no more trouble");
         self.calm.store(true, Ordering::Relaxed);
         self.later.clear();
-        let server = self.sky.ip;
+        for between in self.network.all() {
+            self.network.set(&self.sim, between, Link::Clear);
+        }
         for at in 0..self.machines.len() {
             let machine = &mut self.machines[at];
-            network::set(
-                &self.sim,
-                &mut machine.link,
-                Link::Clear,
-                machine.ip,
-                server,
-            );
             machine.host.resume();
             machine.is_draining = false;
             machine.weight = machine.weight.max(1);
@@ -33,13 +31,17 @@ impl World {
                 self.start(at);
             }
         }
-        self.sky.host.resume();
-        self.sky.up_since = self.sky.up_since.map(|_| self.now());
-        let stopping = self.sky.up_since.is_some();
-        self.start_server();
-        if stopping {
-            // It may have been asked to stop just before.
-            self.schedule(Duration::from_millis(400), Later::StartServer);
+        let now = self.now();
+        for at in 0..self.servers.len() {
+            let server = &mut self.servers[at];
+            server.host.resume();
+            server.up_since = server.up_since.map(|_| now);
+            let stopping = server.up_since.is_some();
+            self.start_server(at);
+            if stopping {
+                // It may have been asked to stop just before.
+                self.schedule(Duration::from_millis(400), Later::StartServer(at));
+            }
         }
         self.last_event = self.now();
     }
@@ -75,8 +77,11 @@ impl World {
 
     /// In an available group every client knows that its share is all that it may fall back to.
     pub(super) fn all_heard(&self) -> Result<(), String> {
-        if self.sky.up_since.is_none() {
-            return Err("the server is away".to_owned());
+        if self.service.is_none() {
+            return Err("no server leads".to_owned());
+        }
+        if let Some(at) = self.servers.iter().position(|server| server.is_blank) {
+            return Err(format!("{} is not brought up", server_name(at)));
         }
         for (at, machine) in self.machines.iter().enumerate() {
             let client = machine.process.as_ref().filter(|_| machine.is_up);
@@ -132,7 +137,7 @@ impl World {
         Ok(())
     }
 
-    /// Promise 6: a server that is away for a while and comes back moves no share.
+    /// Promise 6: servers that are away for a while and come back, or lead no more, move no share.
     pub(super) fn restart_quietly(&mut self) -> Result<(), Violation> {
         let shares = |world: &Self| {
             world.oracle.state().map(|group| {
@@ -149,19 +154,46 @@ impl World {
             _ => self.dice.millis(2_500, 4_500),
         };
         self.last_event = self.now();
-        match self.dice.below(3) {
-            0 => self.kill_server(away),
-            1 => self.server_loses_power(away),
-            _ => self.stop_server(),
+        let at = self.leader().unwrap_or(0);
+        let kinds = if self.servers.len() > 1 { 6 } else { 3 };
+        match self.dice.below(kinds) {
+            0 => self.kill_server(at, away),
+            1 => self.server_loses_power(at, away),
+            2 => self.stop_server(at),
+            3 => self.pause_server(at, away, false),
+            4 => {
+                let mut links = self.network.of(Place::Server(at));
+                links.retain(|between| matches!(between.from, Place::Server(_)));
+                self.link(&links, Link::Cut(Way::Both), away);
+            }
+            _ => self.restart_all()?,
         }
         self.run_for(away)?;
-        self.settle("after a restart of the server", Duration::from_secs(12))?;
+        self.settle("after a restart of servers", Duration::from_secs(12))?;
         let after = shares(self);
         if before != after {
             return Err(Violation::new(
                 "shares moved",
-                format!("the server restarted, and {before:?} became {after:?}"),
+                format!("servers restarted, and {before:?} became {after:?}"),
             ));
+        }
+        Ok(())
+    }
+
+    /// One after the other, in good order, as an update does.
+    fn restart_all(&mut self) -> Result<(), Violation> {
+        for at in 0..self.servers.len() {
+            self.stop_server(at);
+            let limit = self.now() + Duration::from_secs(15);
+            let mut was_away = false;
+            while !(was_away && self.servers_are_well()) {
+                self.step()?;
+                was_away |= self.servers[at].up_since.is_none();
+                if self.now() > limit {
+                    let what = format!("{} was asked to, 15 s ago", server_name(at));
+                    return Err(Violation::new("does not restart", what));
+                }
+            }
         }
         Ok(())
     }
@@ -183,21 +215,31 @@ impl World {
                 ));
             }
         }
-        // Half-open connections of the trouble end at the idle limit.
-        self.run_for(self.profile.longest_lease() * 3 + Duration::from_millis(500))?;
+        // Half-open connections of the trouble end at the idle limit; those between servers at one of their own.
+        let idle = self.profile.longest_lease() * 3;
+        let idle = if self.servers.len() > 1 {
+            idle.max(PEER_IDLE)
+        } else {
+            idle
+        };
+        self.run_for(idle + Duration::from_millis(500))?;
         let members = self.oracle.state().map_or(0, |group| group.members().len());
-        let seen = self.sky.process.as_ref().and_then(|process| process.seen());
-        let metrics = seen.map(|seen| seen.metrics.encode()).unwrap_or_default();
-        let open = metrics
-            .lines()
-            .find(|line| line.starts_with("skyschedule_connections "))
-            .unwrap_or("no metric of connections")
-            .to_owned();
-        if members > 0 || !open.ends_with(" 0") {
-            return Err(Violation::new(
-                "left behind",
-                format!("all have left, and there are {members} members, and {open}"),
-            ));
+        if members > 0 {
+            let what = format!("all have left, and there are {members} members");
+            return Err(Violation::new("left behind", what));
+        }
+        // The other servers have one each.
+        let expected = format!(" {}", self.servers.len() - 1);
+        for server in self.servers.iter().filter_map(|server| server.seen()) {
+            let metrics = server.metrics.encode();
+            let open = metrics
+                .lines()
+                .find(|line| line.starts_with("skyschedule_connections "))
+                .unwrap_or("no metric of connections");
+            if !open.ends_with(&expected) {
+                let what = format!("all have left, and a server has {open}");
+                return Err(Violation::new("left behind", what));
+            }
         }
         Ok(())
     }

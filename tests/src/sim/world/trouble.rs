@@ -1,10 +1,9 @@
 //! What happens: drawn by the profile's weights, where it can happen.
 
-use skyschedule_server::consensus::MemoryDisk;
 use std::time::Duration;
 
 use super::{Later, Machine, World};
-use crate::sim::network::{Kept, Link, Way};
+use crate::sim::network::{Between, Kept, Link, Place, Way};
 use crate::sim::profile::Event;
 
 impl World {
@@ -30,9 +29,14 @@ impl World {
         let up: Vec<usize> = self.machines_that(|machine| machine.is_up);
         let down = self.machines_that(|machine| !machine.is_up);
         let runs = self.machines_that(|machine| machine.is_up && !machine.host.is_stopped());
-        let clear = self.machines_that(|machine| machine.is_up && machine.link == Link::Clear);
+        let clear: Vec<usize> = up
+            .iter()
+            .copied()
+            .filter(|at| self.network.is_clear(Place::Client(*at)))
+            .collect();
         let from = match event {
-            Event::Start | Event::JoinThenAway | Event::TwoStarts => down.clone(),
+            Event::Start | Event::TwoStarts => down.clone(),
+            Event::JoinThenAway if down.is_empty() => return false,
             Event::Close
             | Event::Reset
             | Event::Pause
@@ -44,8 +48,7 @@ impl World {
             Event::Kill | Event::PowerLoss | Event::Restart => up,
             _ => Vec::new(),
         };
-        let server_runs = self.sky.up_since.is_some() && !self.sky.host.is_stopped();
-        if from.is_empty() && !is_of_server(event) || is_of_server(event) && !server_runs {
+        if from.is_empty() && !is_of_server(event) {
             return false;
         }
         let at = if from.is_empty() {
@@ -53,6 +56,9 @@ impl World {
         } else {
             self.dice.pick(&from)
         };
+        if is_of_server(event) {
+            return self.happens_to_server(event, &down);
+        }
         self.last_event = self.now();
         match event {
             Event::Start => self.start(at),
@@ -78,25 +84,31 @@ impl World {
             }
             Event::NearLapse => return self.near_lapse(at),
             Event::Stall => {
-                let (way, kept) = (self.way(), self.kept(at));
+                let links = self.some_links(at);
+                let (way, kept) = (self.way(), self.kept(links[0]));
                 let spell = self.spell();
-                self.link(at, Link::Stalled(way, kept), spell);
+                self.link(&links, Link::Stalled(way, kept), spell);
             }
             Event::Cut => {
+                let links = self.some_links(at);
                 let (way, spell) = (self.way(), self.spell());
-                self.link(at, Link::Cut(way), spell);
+                self.link(&links, Link::Cut(way), spell);
             }
             Event::LateAnswers => {
+                let links = self.some_links(at);
                 let answers = self.dice.millis(300, 1_900);
-                self.link(at, Link::Stalled(Way::ToClient, Kept::All), answers);
-                let links = self.machines[at].links;
+                self.link(&links, Link::Stalled(Way::Back, Kept::All), answers);
                 let words = Link::Stalled(Way::ToServer, Kept::All);
                 let spell = self.dice.millis(1_000, 4_000);
-                self.schedule(answers, Later::Link(at, links, words, spell));
+                for between in links {
+                    let changes = self.network.changes(between);
+                    self.schedule(answers, Later::Link(between, changes, words, spell));
+                }
             }
             Event::LateFin => {
+                let links = self.some_links(at);
                 let spell = self.dice.millis(100, 5_500);
-                self.link(at, Link::Stalled(Way::Both, Kept::Ends), spell);
+                self.link(&links, Link::Stalled(Way::Both, Kept::Ends), spell);
                 self.note(&format!("host {at}: killed, and started again"));
                 self.kill(at);
                 let after = self.dice.millis(0, 300);
@@ -110,33 +122,57 @@ impl World {
                 self.note(&format!("host {at}: drains: {away}"));
                 self.tell_wishes(at);
             }
+            Event::TwoStarts => {
+                for at in down.into_iter().take(2) {
+                    let soon = self.dice.millis(0, 20);
+                    self.schedule(soon, Later::Start(at));
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// False: it cannot happen now.
+    fn happens_to_server(&mut self, event: Event, down: &[usize]) -> bool {
+        let several = self.servers.len() > 1;
+        let needs_several = matches!(
+            event,
+            Event::OneDiskLost | Event::PeerCut | Event::PeerStall | Event::Isolate
+        );
+        if needs_several && !several || self.profile.one_at_a_time && !self.servers_are_well() {
+            return false;
+        }
+        let running: Vec<usize> = (0..self.servers.len())
+            .filter(|at| self.servers[*at].runs())
+            .collect();
+        let Some(at) = self.some_server(&running) else {
+            return false;
+        };
+        self.last_event = self.now();
+        match event {
             Event::ServerKill => {
                 let away = self.outage();
-                self.kill_server(away);
+                self.kill_server(at, away);
             }
             Event::ServerPowerLoss => {
                 let away = self.outage();
-                self.server_loses_power(away);
+                self.server_loses_power(at, away);
             }
-            Event::ServerRestart => self.stop_server(),
+            Event::ServerRestart => self.stop_server(at),
             Event::ServerPause => {
                 let spell = self.spell();
-                self.note(&format!("server: stopped for {spell:?}"));
-                if self.dice.percent(30) {
-                    self.sky.host.suspend();
-                } else {
-                    self.sky.host.pause();
-                }
-                self.schedule(spell, Later::ResumeServer);
+                let suspend = self.dice.percent(30);
+                self.pause_server(at, spell, suspend);
             }
             Event::JoinThenAway => {
-                if !server_runs {
-                    return false;
-                }
-                self.start(at);
+                let client = self.dice.pick(down);
+                self.start(client);
                 let away = self.dice.millis(3_500, 6_500);
                 let soon = self.dice.millis(1, 500);
-                self.schedule(soon, Later::KillServer(away));
+                for at in running {
+                    self.schedule(soon, Later::KillServer(at, away));
+                }
                 self.quiet_until = self.now() + soon + away;
             }
             Event::CrashAtCommit => {
@@ -147,31 +183,84 @@ impl World {
                     self.kill(at);
                 }
                 let soon = self.dice.millis(1, 60);
-                self.schedule(soon, Later::LosePower);
+                self.schedule(soon, Later::LosePower(at));
             }
-            Event::TwoStarts => {
-                for at in down.into_iter().take(2) {
+            Event::Blackout => {
+                for at in running {
                     let soon = self.dice.millis(0, 20);
-                    self.schedule(soon, Later::Start(at));
+                    self.schedule(soon, Later::LosePower(at));
                 }
             }
-            Event::Backup => {
-                self.note("server: a backup is made");
-                self.sky.backup = Some(self.sky.disk.copy());
-            }
-            Event::Restore => {
-                let Some(backup) = &self.sky.backup else {
-                    return false;
-                };
-                let disk = backup.copy();
-                self.replace_disk(disk, "an older copy");
-            }
+            Event::Backup => self.back_up(),
+            Event::Restore => return self.replace_disks(true),
             Event::DiskLoss => {
-                let disk = MemoryDisk::new().with_latency(Duration::from_millis(3));
-                self.replace_disk(disk, "nothing");
+                self.replace_disks(false);
             }
+            Event::OneDiskLost => {
+                // With two of them lost nobody knows what was decided.
+                let other_is_blank = |other: usize| other != at && self.servers[other].is_blank;
+                if (0..self.servers.len()).any(other_is_blank) {
+                    return false;
+                }
+                self.lose_disk(at);
+            }
+            Event::PeerCut | Event::PeerStall => {
+                let step = 1 + self.dice.index(self.servers.len() - 1);
+                let between = Between::servers(at, (at + step) % self.servers.len());
+                let (way, spell) = (self.way(), self.spell());
+                let link = if event == Event::PeerCut {
+                    Link::Cut(way)
+                } else {
+                    Link::Stalled(way, self.kept(between))
+                };
+                self.link(&[between], link, spell);
+            }
+            Event::Isolate | Event::ClientsCut => {
+                let of_clients = event == Event::ClientsCut;
+                let mut links = self.network.of(Place::Server(at));
+                links.retain(|between| matches!(between.from, Place::Client(_)) == of_clients);
+                let way = self
+                    .dice
+                    .pick(&[Way::ToServer, Way::Back, Way::Both, Way::Both]);
+                let spell = self.spell();
+                for between in links {
+                    // As seen from this server: it does not hear, or is not heard.
+                    let cut = Link::Cut(if between.server == at {
+                        way
+                    } else {
+                        way.reversed()
+                    });
+                    self.link(&[between], cut, spell);
+                }
+            }
+            Event::Configure => self.configure(),
+            _ => return false,
         }
         true
+    }
+
+    /// One of those that run: often the leader.
+    fn some_server(&mut self, running: &[usize]) -> Option<usize> {
+        let leader = self.leader().filter(|at| running.contains(at));
+        match (running, leader) {
+            ([], _) => None,
+            ([alone], _) => Some(*alone),
+            (_, Some(leader)) if self.dice.percent(50) => Some(leader),
+            _ => Some(self.dice.pick(running)),
+        }
+    }
+
+    /// Links of a client: to all servers, to the leader, or to any one.
+    fn some_links(&mut self, at: usize) -> Vec<Between> {
+        let all = self.network.of(Place::Client(at));
+        if all.len() == 1 {
+            return all;
+        }
+        match (self.dice.below(3), self.leader()) {
+            (0, _) => all,
+            (1, Some(leader)) => vec![Between::client(at, leader)],
+            _ => vec![self.dice.pick(&all)],
+        }
     }
 
     pub(super) fn machines_that(&self, fit: impl Fn(&Machine) -> bool) -> Vec<usize> {
@@ -193,7 +282,7 @@ impl World {
     }
 
     pub(super) fn outage(&mut self) -> Duration {
-        if self.profile.name == "orderly" {
+        if self.profile.name == "orderly" && self.servers.len() == 1 {
             return self.dice.millis(1, 200);
         }
         match self.dice.below(4) {
@@ -204,13 +293,13 @@ impl World {
     }
 
     pub(super) fn way(&mut self) -> Way {
-        self.dice.pick(&[Way::ToServer, Way::ToClient, Way::Both])
+        self.dice.pick(&[Way::ToServer, Way::Back, Way::Both])
     }
 
-    pub(super) fn kept(&mut self, at: usize) -> Kept {
+    pub(super) fn kept(&mut self, between: Between) -> Kept {
         match self.dice.below(4) {
             0 => Kept::Ends,
-            1 => Kept::Old(self.machines[at].port),
+            1 => Kept::Old(self.network.port(between)),
             _ => Kept::All,
         }
     }
@@ -223,9 +312,17 @@ fn is_of_server(event: Event) -> bool {
             | Event::ServerPowerLoss
             | Event::ServerRestart
             | Event::ServerPause
+            | Event::JoinThenAway
             | Event::CrashAtCommit
+            | Event::Blackout
             | Event::Backup
             | Event::Restore
             | Event::DiskLoss
+            | Event::OneDiskLost
+            | Event::PeerCut
+            | Event::PeerStall
+            | Event::Isolate
+            | Event::ClientsCut
+            | Event::Configure
     )
 }
