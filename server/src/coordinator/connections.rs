@@ -107,8 +107,8 @@ impl Coordinator {
         let lease = self
             .consensus
             .read(|state| state.group(&group).map(|group| group.lease()));
+        let _ = lease.map(|lease| connection.outbox.idle_limit(lease.duration() * IDLE_LEASES));
         let Some(membership) = named else {
-            let _ = lease.map(|lease| connection.outbox.idle_limit(lease.duration() * IDLE_LEASES));
             return;
         };
         if self.ready.is_none() && !broken(Rule::L1) {
