@@ -11,6 +11,7 @@
 //! | [`state`] | the pure core: decides everything |
 //! | [`consensus`] | the replicas agree: makes decisions durable on a quorum, and applies them in order |
 //! | [`coordinator`] | turns events into commands, and effects into messages |
+//! | `degraded` | numbers without a quorum, where that is better than nothing |
 //! | `peers` | connections between replicas |
 //! | `session` | one connection: handshake, deadlines, bounded queue |
 //! | [`config`], [`metrics`], [`view`] | what operators set and see |
@@ -24,6 +25,7 @@ pub mod capacity {}
 pub mod config;
 pub mod consensus;
 pub mod coordinator;
+mod degraded;
 pub mod metrics;
 mod peers;
 mod server;

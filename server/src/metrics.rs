@@ -57,11 +57,15 @@ pub mod names {
     pub const COMMITS: &str = "skyschedule_commits_total";
     /// How long a batch of commands took to become durable, in seconds.
     pub const COMMIT_SECONDS: &str = "skyschedule_commit_seconds";
+    /// 1 while this replica numbers by itself, since it has no quorum, else 0.
+    pub const DEGRADED: &str = "skyschedule_degraded";
+    /// Seconds for which this replica has seen no quorum; 0 while it sees one.
+    pub const WITHOUT_QUORUM: &str = "skyschedule_without_quorum_seconds";
     /// 1 on the leader, else 0.
     pub const LEADER: &str = "skyschedule_leader";
 
     /// All of them.
-    pub const ALL: [&str; 18] = [
+    pub const ALL: [&str; 20] = [
         CONNECTIONS,
         CONNECTIONS_REFUSED,
         LOGINS,
@@ -80,6 +84,8 @@ pub mod names {
         COMMITS,
         COMMIT_SECONDS,
         LEADER,
+        DEGRADED,
+        WITHOUT_QUORUM,
     ];
 }
 
@@ -113,6 +119,8 @@ struct Inner {
     commits: Counter,
     commit_seconds: Histogram,
     leader: Gauge,
+    degraded: Gauge,
+    without_quorum: Gauge,
     known: Mutex<Known>,
 }
 
@@ -183,6 +191,16 @@ impl Metrics {
                 commit_seconds,
             ),
             leader: register(r, names::LEADER, "Whether this replica leads"),
+            degraded: register(
+                r,
+                names::DEGRADED,
+                "Whether this replica numbers without a quorum",
+            ),
+            without_quorum: register(
+                r,
+                names::WITHOUT_QUORUM,
+                "Seconds for which no quorum was seen",
+            ),
             known: Mutex::new(Known {
                 labels: HashMap::new(),
                 members: HashMap::new(),
@@ -251,6 +269,17 @@ impl Metrics {
             self.0.members.clear();
             self.0.groups.set(0);
         }
+    }
+
+    /// This replica numbers by itself, or does so no longer.
+    pub fn degraded(&self, degraded: bool) {
+        self.0.degraded.set(degraded.into());
+    }
+
+    /// For so long no quorum was seen.
+    pub fn without_quorum(&self, length: Duration) {
+        let seconds = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
+        self.0.without_quorum.set(seconds);
     }
 
     /// A handover is over.

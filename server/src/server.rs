@@ -161,6 +161,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let identity = Identity {
             replica_id: config.replica_id,
+            degraded_after: config.degraded_after,
         };
         let (coordinator, handle) =
             Coordinator::new(identity, consensus.clone(), decided, inbox, metrics.clone());

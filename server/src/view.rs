@@ -17,6 +17,9 @@ pub struct ClusterView {
     pub leader: Option<u16>,
     /// Counts leaderships.
     pub term: u64,
+    /// Whether the replica that answers numbers clients by itself, since it has no quorum.
+    #[serde(default)]
+    pub degraded: bool,
     /// All replicas.
     pub replicas: Vec<ReplicaView>,
 }
@@ -32,6 +35,9 @@ pub struct ReplicaView {
     pub voter: bool,
     /// Whether the answering replica hears it.
     pub reachable: bool,
+    /// How many entries of the log it lacks; only the leader knows.
+    #[schema(required)]
+    pub lag: Option<u64>,
 }
 
 /// A group and its members.
@@ -163,6 +169,13 @@ pub enum ServerEvent {
     Configured {
         /// The group.
         group: String,
+    },
+    /// This replica numbers clients by itself, since it has no quorum, or does so no more.
+    Degraded {
+        /// Which.
+        replica_id: u16,
+        /// Whether it does.
+        degraded: bool,
     },
     /// This replica became the leader.
     Leader {

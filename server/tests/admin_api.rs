@@ -139,8 +139,10 @@ fn the_cluster_is_shown() {
     let server = Running::local();
     let cluster = server.get("/api/v1/cluster").json();
     let expected = json!({
-        "replica_id": 1, "leader": 1, "term": cluster["term"],
-        "replicas": [{"id": 1, "address": server.clients.to_string(), "voter": true, "reachable": true}],
+        "replica_id": 1, "leader": 1, "term": cluster["term"], "degraded": false,
+        "replicas": [{
+            "id": 1, "address": server.clients.to_string(), "voter": true, "reachable": true, "lag": null,
+        }],
     });
     assert_eq!(cluster, expected);
     assert!(cluster["term"].is_u64());

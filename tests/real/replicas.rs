@@ -11,11 +11,15 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use skyschedule_common::env;
+use skyschedule_common::epoch::Epoch;
 use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::member::{Event, Member};
 use skyschedule_tests::numbering::{numbered, settled};
 
 const GROUP: &str = "1000";
+
+/// Without a quorum for so long, a replica numbers by itself.
+const DEGRADED_AFTER: Duration = Duration::from_secs(5);
 
 /// What must not change while only servers come and go: epoch, shares and membership of each.
 type Numbers = (Option<String>, Vec<(u32, Vec<(u32, u32)>)>, Option<String>);
@@ -183,25 +187,122 @@ async fn a_rolling_restart_changes_no_epoch() {
 }
 
 #[tokio::test]
-async fn without_a_follower_all_goes_on_and_without_a_majority_nothing_moves() {
+async fn without_a_follower_all_goes_on() {
     let (mut cluster, mut members) = group().await;
     let leader = cluster.leader().await;
-    let [first, second] = [(leader + 1) % 3, (leader + 2) % 3];
-    cluster.servers[first].kill().await;
+    cluster.servers[(leader + 1) % 3].kill().await;
     let took = one_more(&cluster, &mut members, env::now().as_nanos()).await;
     println!("numbered a join {took:?} after it began, with two replicas of three");
     settled(&all(&members)).await;
-    let before = numbers(&members);
-    cluster.servers[second].kill().await;
-    // Longer than a lease: the leader cannot know who is alive.
-    env::sleep(Duration::from_secs(5)).await;
-    assert!(!cluster.servers[leader].admin().is_ready().await);
-    assert_eq!(numbers(&members), before);
-    cluster.servers[second].restart().await;
+}
+
+/// Two replicas of three are killed, then a client joins and one dies.
+async fn one_replica_is_enough(survivor_led: bool) {
+    let (mut cluster, mut members) = group().await;
     let leader = cluster.leader().await;
-    heard_by_leader(&cluster, leader, &members).await;
+    let survivor = if survivor_led {
+        leader
+    } else {
+        (leader + 1) % 3
+    };
+    let admin = cluster.servers[survivor].admin();
+    admin
+        .configure(
+            "exclusive",
+            &serde_json::json!({ "consistency": "exclusive" }),
+        )
+        .await;
+    let exclusive = [
+        cluster.member("exclusive", "x-0").start(),
+        cluster.member("exclusive", "x-1").start(),
+    ];
+    settled(&all(&exclusive)).await;
     settled(&all(&members)).await;
-    assert_eq!(numbers(&members), before);
+    let (before, exclusive_before) = (epochs(&members), numbers(&exclusive));
+    let exclusive_epochs = epochs(&exclusive);
+
+    let others = [(survivor + 1) % 3, (survivor + 2) % 3];
+    let killed = env::now().as_nanos();
+    for other in others {
+        cluster.servers[other].kill().await;
+    }
+    let mut dropped = members.remove(1);
+    dropped.signal(Signal::KILL);
+    dropped.ended().await;
+    members.push(cluster.member(GROUP, "late").start());
+    let numbering = numbered(&all(&members)).await;
+    let took = numbering.after(killed);
+    println!(
+        "numbered a join and a drop {took:?} after a quorum was lost (survivor led: {survivor_led})"
+    );
+    assert!(took < DEGRADED_AFTER + Duration::from_secs(1), "{took:?}");
+    settled(&all(&members)).await;
+
+    // It is marked everywhere.
+    let degraded = epochs(&members);
+    for epoch in &degraded {
+        assert!(
+            epoch.degraded > 0 && usize::from(epoch.replica) == survivor + 1,
+            "{epoch}"
+        );
+        assert!(epoch > before.iter().max().unwrap(), "{epoch}");
+    }
+    let server = &cluster.servers[survivor];
+    assert!(server.admin().is_ready().await);
+    let shown = server.admin().group(GROUP).await.unwrap();
+    assert_eq!(
+        (&shown["degraded"], &shown["stale"]),
+        (&true.into(), &false.into()),
+        "{shown}"
+    );
+    assert_eq!(shown["members"].as_array().unwrap().len(), 3, "{shown}");
+    assert_eq!(cluster.view(survivor).await["degraded"], true);
+    let (_, metrics) = server.admin().get("/metrics").await;
+    assert!(metrics.contains("\nskyschedule_degraded 1\n"), "{metrics}");
+    assert!(server.logged("renumbered without a quorum"));
+    // Exclusive groups wait.
+    let shown = server.admin().group("exclusive").await.unwrap();
+    assert_eq!(
+        (&shown["degraded"], &shown["stale"]),
+        (&false.into(), &true.into()),
+        "{shown}"
+    );
+    assert_eq!(epochs(&exclusive), exclusive_epochs);
+
+    for other in others {
+        cluster.servers[other].launch();
+    }
+    cluster.ready().await;
+    let leader = cluster.leader().await;
+    let newest = degraded.iter().max().unwrap();
+    let deadline = env::now() + Duration::from_secs(20);
+    while !epochs(&members)
+        .iter()
+        .all(|epoch| epoch.degraded == 0 && epoch > newest)
+    {
+        assert!(env::now() < deadline, "{:?}", epochs(&members));
+        env::sleep(Duration::from_millis(20)).await;
+    }
+    settled(&all(&members)).await;
+    heard_by_leader(&cluster, leader, &members).await;
+    settled(&all(&exclusive)).await;
+    assert_eq!(numbers(&exclusive), exclusive_before);
+    assert_eq!(cluster.view(survivor).await["degraded"], false);
+}
+
+fn epochs(members: &[Member]) -> Vec<Epoch> {
+    let epoch = |member: &Member| member.rows().epoch.unwrap().parse().unwrap();
+    members.iter().map(epoch).collect()
+}
+
+#[tokio::test]
+async fn a_follower_that_is_left_alone_numbers_available_groups() {
+    one_replica_is_enough(false).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_is_left_alone_numbers_available_groups() {
+    one_replica_is_enough(true).await;
 }
 
 #[tokio::test]

@@ -163,6 +163,8 @@ pub(crate) struct Core {
     lease: Duration,
     last_seq: u64,
     no_quorum_since: Option<Instant>,
+    /// When a server that serves by quorum answered last.
+    quorum_answered: Option<Instant>,
     patience: Patience,
     wishes: Wishes,
     /// The call that took a drain back and was heard: saying it again would undo an operator's drain.
@@ -198,6 +200,7 @@ impl Core {
             lease: DEFAULT_LEASE,
             last_seq: 0,
             no_quorum_since: Some(now),
+            quorum_answered: None,
             patience: Patience::default(),
             wishes: Wishes::default(),
             taken_back: 0,
@@ -294,6 +297,7 @@ impl Core {
                 {
                     self.take_lease(lease);
                     self.patience.answered();
+                    self.quorum_answered(from, now);
                     self.wishes_heard(from, seq);
                 }
             }
@@ -332,6 +336,11 @@ impl Core {
         }
         let changed = session.serving != mode;
         if changed {
+            if session.serving == Serving::Quorum {
+                // It may have noticed late: nothing proves that it led after it answered last.
+                let since = self.quorum_answered.take().unwrap_or(session.since);
+                self.no_quorum_since.get_or_insert(since);
+            }
             session.serving = mode;
             session.announced = now;
             session.attach_at = now;
@@ -383,6 +392,7 @@ impl Core {
         self.pulls.sent = self.pulls.wanted;
         self.pulls.answered = self.pulls.wanted;
         self.patience.answered();
+        self.quorum_answered(from, now);
         self.refusal = None;
         self.joined_once = true;
         for (index, server) in self.servers.iter_mut().enumerate() {
@@ -400,6 +410,13 @@ impl Core {
         let server = self.servers.get(from).map_or("", |server| &server.address);
         let group = self.config.group.as_str();
         info!(group, server, %membership, %epoch, ?welcomed, "this server serves the client");
+    }
+
+    fn quorum_answered(&mut self, from: usize, now: Instant) {
+        let session = self.servers.get(from).and_then(Server::session);
+        if session.is_some_and(|session| session.serving == Serving::Quorum) {
+            self.quorum_answered = Some(now);
+        }
     }
 
     /// A heartbeat was answered: what was said before it was heard.

@@ -69,10 +69,13 @@ pub(super) async fn readyz(State(shared): Server) -> Result<Json<Probe>, ApiErro
     if *shared.stop.borrow() {
         return Err(ApiError::Unavailable("the server stops".into()));
     }
-    match alive(&shared).await?.leader {
-        Some(_) => Ok(Probe::ok()),
-        None => Err(ApiError::Unavailable(
-            "there is no leader yet; clients work on with what they have".into(),
+    match alive(&shared).await? {
+        ClusterView {
+            leader: Some(_), ..
+        }
+        | ClusterView { degraded: true, .. } => Ok(Probe::ok()),
+        _ => Err(ApiError::Unavailable(
+            "there is no leader, or it has no quorum; clients work on with what they have".into(),
         )),
     }
 }

@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use super::file::{self, FileUser};
 use super::keys::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE, KEYS, Key};
 use super::sources::{Given, Origin, Sources};
-use super::{AdminConfig, Config, ConfigError, Limits, LogFormat, Timing, User};
+use super::{AdminConfig, Config, ConfigError, DEGRADED_AFTER, Limits, LogFormat, Timing, User};
 
 /// Everything that is wrong with a configuration; printed a line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +108,7 @@ impl Reader<'_> {
             users: self.users(users),
             cluster_secret: self.secret("cluster_secret", "cluster_secret_file"),
             timing: Timing::default(),
+            degraded_after: DEGRADED_AFTER,
             limits: Limits {
                 max_connections: max_connections.unwrap_or(limits.max_connections),
                 max_connections_per_address: self

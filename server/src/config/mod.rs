@@ -25,6 +25,9 @@ pub use sources::Sources;
 /// Fewest characters of an admin token or a cluster secret: nobody guesses that many random ones.
 pub const MIN_SECRET: usize = 16;
 
+/// Several elections long, and no longer than a usual lease.
+pub(crate) const DEGRADED_AFTER: Duration = Duration::from_secs(5);
+
 /// Most replicas of a cluster.
 const MAX_REPLICAS: usize = 9;
 
@@ -55,6 +58,8 @@ pub struct Config {
     pub cluster_secret: Option<SecretString>,
     /// How long replicas wait for each other.
     pub timing: Timing,
+    /// After so long without a quorum, a replica numbers by itself the clients of available groups that turn to it.
+    pub degraded_after: Duration,
     /// Bounds of what peers may use up.
     pub limits: Limits,
     /// How log lines look.
@@ -217,6 +222,7 @@ impl Config {
             users: Vec::new(),
             cluster_secret: None,
             timing: Timing::default(),
+            degraded_after: DEGRADED_AFTER,
             limits: Limits::default(),
             log_format: LogFormat::default(),
         }

@@ -49,10 +49,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver as _;
 use skyschedule_common::auth::ClusterKey;
-use skyschedule_common::env;
+use skyschedule_common::env::{self, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use error::{ConfirmError, ConsensusError, ProposeError};
@@ -63,7 +64,9 @@ use self::formation::Statuses;
 use self::identity::Standing;
 use self::proposals::{Message, Proposer};
 use self::raft::Raft;
-use self::serve::Membership;
+use self::serve::{Contact, Membership};
+use self::store::Change;
+use self::writer::Writer;
 use crate::peers::Peers;
 use crate::state::{Command, Effect, State};
 
@@ -179,6 +182,8 @@ pub struct Replica {
     pub voter: bool,
     /// Whether it answers.
     pub reachable: bool,
+    /// How many entries it lacks, if this replica leads and knows.
+    pub lag: Option<u64>,
 }
 
 /// A handle on the replica. A clone is the same replica, which stops when all handles are gone.
@@ -196,6 +201,10 @@ pub struct Consensus {
     peers: Option<Peers>,
     statuses: Statuses,
     advertise: String,
+    contact: Contact,
+    writer: Writer,
+    note: Option<Bytes>,
+    lost: watch::Sender<u64>,
 }
 
 /// Without what is in it.
@@ -268,6 +277,30 @@ impl Consensus {
         *self.leadership.borrow()
     }
 
+    /// When this replica followed a leader last.
+    pub fn last_contact(&self) -> Option<Instant> {
+        self.contact.last()
+    }
+
+    /// Ends this replica's leadership, if it has one, for those who watch it. If it still leads, it does so
+    /// anew, with a `Ready` of its own.
+    pub(crate) fn lead_anew(&self) {
+        self.lost.send_modify(|count| *count += 1);
+    }
+
+    /// What was kept for this replica alone, as it was at its start.
+    pub(crate) fn note(&self) -> Option<&Bytes> {
+        self.note.as_ref()
+    }
+
+    /// Keeps something for this replica alone, in place of what was kept; resolves once it is durable.
+    ///
+    /// # Errors
+    /// When the disk has failed, which ends this replica.
+    pub(crate) async fn keep_note(&self, note: Bytes) -> std::io::Result<()> {
+        self.writer.write(Change::Note(note)).await
+    }
+
     /// Follows who leads.
     pub fn watch_leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.clone()
@@ -288,10 +321,12 @@ impl Consensus {
         let voters: Vec<u64> = self.raft.0.voter_ids().collect();
         let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
         let mut replicas: BTreeMap<u16, Replica> = BTreeMap::new();
+        let lags = self.lags();
         let replica = |id: u16, address: String, reachable| Replica {
             address,
             voter: voters.contains(&u64::from(id)),
             reachable,
+            lag: lags.get(&id).copied(),
         };
         for (&id, address) in self.peers.iter().flat_map(Peers::addresses) {
             let status = statuses.get(&id);
@@ -300,6 +335,21 @@ impl Consensus {
         }
         replicas.insert(self.id, replica(self.id, self.advertise.clone(), true));
         replicas
+    }
+
+    /// How many entries each of the others lacks; empty, if this replica does not lead.
+    fn lags(&self) -> BTreeMap<u16, u64> {
+        let metrics = self.raft.0.metrics();
+        let metrics = metrics.borrow_watched();
+        let last = metrics.last_log_index.map_or(0, |last| last + 1);
+        let known = metrics.replication.iter().flatten();
+        known
+            .filter(|(id, _)| **id != u64::from(self.id))
+            .filter_map(|(id, has)| {
+                let has = has.as_ref().map_or(0, |has| has.index + 1);
+                Some((u16::try_from(*id).ok()?, last.saturating_sub(has)))
+            })
+            .collect()
     }
 
     /// Where clients reach this replica, whether it answers or not.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use openraft::async_runtime::WatchReceiver as _;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
+use skyschedule_common::env::{self, Instant};
 use skyschedule_common::protocol::codec;
 
 use super::identity::{ClusterId, Identity, Standing};
@@ -56,9 +57,24 @@ impl Membership {
     }
 }
 
+/// When this replica followed a leader last, as that one asked it to. A clone is the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Contact(Arc<Mutex<Option<Instant>>>);
+
+impl Contact {
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(env::now());
+    }
+
+    pub(super) fn last(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Answers other replicas.
 #[derive(Clone)]
 pub(super) struct Answers {
+    pub(super) contact: Contact,
     pub(super) raft: Raft,
     pub(super) log: Log,
     pub(super) membership: Membership,
@@ -96,6 +112,9 @@ impl Answers {
                 let last = last.or(request.prev_log_id);
                 let answer = self.raft.append_entries(request).await;
                 let answer = answer.map_err(|error| fatal(&error))?;
+                if !matches!(answer, AppendEntriesResponse::HigherVote(_)) {
+                    self.contact.note();
+                }
                 if matches!(answer, AppendEntriesResponse::Success) {
                     self.brought_up(identity, &vote, last, committed).await?;
                 }

@@ -18,7 +18,7 @@ use super::machine::{Compaction, Machine};
 use super::network::Network;
 use super::proposals::{Message, Proposals, Proposer};
 use super::raft::{Raft, seeded};
-use super::serve::{Answers, Membership};
+use super::serve::{Answers, Contact, Membership};
 use super::store::{Contents, Store};
 use super::writer::{self, Writer};
 use super::{Consensus, Decided, Options, QUEUE, RaftHandle, Storage, Timing};
@@ -141,7 +141,7 @@ async fn assemble(
         .map_err(|error| fatal(&error))?;
     let applied = machine.index();
     let log = Log::new(&mut contents, writer.clone());
-    let membership = Membership::new(contents.identity, writer);
+    let membership = Membership::new(contents.identity, writer.clone());
     let peers = cluster
         .as_ref()
         .filter(|cluster| cluster.replicas.len() > 1);
@@ -165,7 +165,9 @@ async fn assemble(
     raft.runtime_config()
         .elect(contents.identity.standing == Standing::Full);
 
+    let contact = Contact::default();
     let answers = Answers {
+        contact: contact.clone(),
         raft: raft.clone(),
         log,
         membership,
@@ -192,6 +194,7 @@ async fn assemble(
     // One more, for the failure.
     let (decided, receiver) = mpsc::channel(QUEUE + 1);
     let (leadership, leads) = watch::channel(Leadership::default());
+    let lost = watch::Sender::new(0);
     let (proposer, handle, queue) = Proposer::new(&decided, leads.clone());
     let consensus = Consensus {
         id,
@@ -205,12 +208,16 @@ async fn assemble(
         peers,
         statuses,
         advertise,
+        contact,
+        writer,
+        note: contents.note.take(),
+        lost: lost.clone(),
     };
     let parts = Parts {
         raft,
         state,
         queue,
-        lost: watch::Sender::new(0),
+        lost,
         compact,
         formation,
         last: decided.try_reserve_owned().ok(),

@@ -3,7 +3,7 @@
 //! | table | key | value |
 //! |---|---|---|
 //! | `skyschedule` | `format`, `writes` | number of the format, which also tells a store of ours from other files; how many transactions there were |
-//! | `records` | `identity`, `vote`, `committed`, `purged` | version of the record (1 byte), then the value in bincode |
+//! | `records` | `identity`, `vote`, `committed`, `purged`, `note` | version of the record (1 byte), then the value in bincode |
 //! | `log` | index, without gaps | version of the record (1 byte), then the entry in bincode |
 //! | `snapshot` | 0 | version of the record (1 byte), then what it covers and the state in bincode |
 //!
@@ -44,6 +44,7 @@ const IDENTITY: &str = "identity";
 const VOTE: &str = "vote";
 const COMMITTED: &str = "committed";
 const PURGED: &str = "purged";
+const NOTE: &str = "note";
 
 /// First byte of a record. A later form gets the next number, and this one stays readable.
 const VERSION: u8 = 1;
@@ -54,6 +55,9 @@ pub(super) const MAX_SNAPSHOT: usize = 1 << 30;
 /// An entry is its batch and little more.
 const MAX_ENTRY: usize = MAX_BATCH + 4_096;
 const MAX_RECORD: usize = 64 << 10;
+
+/// Most bytes of the note that a replica keeps for itself.
+const MAX_NOTE: usize = 16 << 20;
 
 const CACHE: usize = 16 << 20;
 
@@ -83,6 +87,8 @@ pub(super) enum Change {
     Snapshot(StoredSnapshot),
     /// A new identity.
     Identity(Identity),
+    /// What this replica keeps for itself, and no other learns.
+    Note(Bytes),
 }
 
 /// What a store holds.
@@ -94,6 +100,7 @@ pub(super) struct Contents {
     pub(super) purged: Option<LogId>,
     pub(super) log: BTreeMap<u64, Entry>,
     pub(super) snapshot: Option<StoredSnapshot>,
+    pub(super) note: Option<Bytes>,
 }
 
 /// The open store.
@@ -201,7 +208,11 @@ impl Store {
             purged: self.parse_some(PURGED, record(PURGED)?)?,
             log: BTreeMap::new(),
             snapshot: None,
+            note: None,
         };
+        if let Some(bytes) = record(NOTE)? {
+            contents.note = Some(self.parse(NOTE, bytes.value(), MAX_NOTE)?);
+        }
         let snapshots = read.open_table(SNAPSHOT).map_err(|e| damaged(&e))?;
         if let Some(bytes) = snapshots.get(0).map_err(|e| damaged(&e))? {
             contents.snapshot = Some(self.parse("snapshot", bytes.value(), MAX_SNAPSHOT)?);
@@ -288,6 +299,9 @@ impl Store {
                     }
                     Change::Identity(identity) => {
                         records.insert(IDENTITY, record(identity, MAX_RECORD)?.as_ref())?;
+                    }
+                    Change::Note(note) => {
+                        records.insert(NOTE, record(note, MAX_NOTE)?.as_ref())?;
                     }
                 }
             }

@@ -41,6 +41,12 @@ enum Message {
 #[derive(Clone)]
 pub(super) struct Writer(mpsc::Sender<Message>);
 
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Writer")
+    }
+}
+
 impl Writer {
     /// A writer, and the task behind it, to be spawned.
     pub(super) fn new(
@@ -185,6 +191,7 @@ fn size(change: &Change) -> usize {
     match change {
         Change::Append(entries) => entries.iter().map(super::log::size).sum(),
         Change::Snapshot(snapshot) => snapshot.state.len(),
+        Change::Note(note) => note.len(),
         _ => 0,
     }
 }

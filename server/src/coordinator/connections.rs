@@ -20,10 +20,10 @@ use crate::view::ServerEvent;
 
 /// A client whose id is in use asks again at least this often.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 /// A silent connection is closed after this many leases; standby connections speak every four thirds of one.
-const IDLE_LEASES: u32 = 3;
+pub(super) const IDLE_LEASES: u32 = 3;
 
 /// What a client may claim to know beyond this state. It leaves room for all that is given out afterwards,
 /// so that no client can use the numbers up.
@@ -111,7 +111,7 @@ impl Coordinator {
         let Some(membership) = named else {
             return;
         };
-        if self.ready.is_none() && !broken(Rule::L1) {
+        if self.ready.is_none() {
             connection.membership = Some(membership);
             return;
         }
@@ -165,7 +165,9 @@ impl Coordinator {
         read_at: Instant,
         message: ClientMessage,
     ) {
-        if !self.may_act() && self.turn_away(id, &message) {
+        let elsewhere = !self.may_act()
+            && (self.degraded_message(id, read_at, &message) || self.turn_away(id, &message));
+        if elsewhere {
             return;
         }
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -410,7 +412,7 @@ impl Coordinator {
         waits.then_some(left)
     }
 
-    fn wait_for_id(&mut self, id: ConnectionId, retry_after: Duration) {
+    pub(super) fn wait_for_id(&mut self, id: ConnectionId, retry_after: Duration) {
         let text = "a client with this id is a member of the group; it is asked for again until that one has left or its \
                     lease is over. If two processes were given one id, give each its own";
         self.send(

@@ -1,6 +1,6 @@
 //! A leader begins when its own first entry is applied, and stops at once when it leads no more.
 
-use skyschedule_common::env::Instant;
+use skyschedule_common::env::{self, Instant};
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::protocol::bounded::BoundedString;
 use skyschedule_common::protocol::messages::{ServerMessage, Serving};
@@ -16,7 +16,7 @@ pub(super) type Hint = BoundedString<256>;
 impl Coordinator {
     /// Whether this replica leads, and may do what only a leader can.
     pub(super) fn may_act(&self) -> bool {
-        self.ready.is_some() || broken(Rule::L1)
+        self.ready.is_some()
     }
 
     /// Whether what is asked of a leader may wait here: a replica alone leads soon after its start.
@@ -27,9 +27,10 @@ impl Coordinator {
     /// How this replica serves at present.
     pub(super) fn serving(&self) -> ServerMessage {
         ServerMessage::Serving {
-            mode: match self.ready {
-                Some(_) => Serving::Quorum,
-                None => Serving::None,
+            mode: match (self.ready, &self.degraded) {
+                (Some(_), _) => Serving::Quorum,
+                (None, Some(_)) => Serving::Degraded,
+                (None, None) => Serving::None,
             },
             hint: self.hint.clone(),
         }
@@ -42,16 +43,33 @@ impl Coordinator {
         if resigns {
             self.resign();
         }
+        if let Some(own) = now
+            .own
+            .filter(|own| self.ready != Some(*own) && broken(Rule::L1))
+        {
+            self.become_ready(own, env::now());
+        }
         self.reports.leader_is(now.leader);
-        let hint = now
-            .leader
-            .filter(|leader| *leader != self.consensus.id())
-            .and_then(|leader| self.consensus.address_of(leader))
-            .map(|address| Hint::truncated(&address));
+        let hint = self.leader_address();
         if self.ready.is_none() && (resigns || hint != self.hint) {
             self.hint = hint;
             self.announce();
         }
+    }
+
+    /// Where the leader is, if that is another replica.
+    pub(super) fn leader_address(&self) -> Option<Hint> {
+        let leader = self.leadership.borrow().leader;
+        leader
+            .filter(|leader| *leader != self.consensus.id())
+            .and_then(|leader| self.consensus.address_of(leader))
+            .map(|address| Hint::truncated(&address))
+    }
+
+    /// No quorum follows this leader, which serves nobody until one does.
+    pub(super) fn step_aside(&mut self) {
+        self.resign();
+        self.announce();
     }
 
     /// Nothing of a leadership that is over is acted on: whoever leads now knows all that was decided, and
@@ -79,7 +97,7 @@ impl Coordinator {
     }
 
     /// Tells all clients how this replica serves.
-    fn announce(&mut self) {
+    pub(super) fn announce(&mut self) {
         let ids: Vec<_> = self.connections.keys().copied().collect();
         for id in ids {
             self.send(id, self.serving());
@@ -107,6 +125,8 @@ impl Coordinator {
 
     /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.
     pub(super) fn become_ready(&mut self, leadership: u64, now: Instant) {
+        self.forget_degraded();
+        self.quorum.seen(now);
         self.ready = Some(leadership);
         self.hint = None;
         self.metrics.leader(true);

@@ -53,9 +53,10 @@ impl Coordinator {
     /// ends of leases: a leader that nobody follows any more declares nobody dead.
     pub(super) fn confirm_heartbeats(&mut self) {
         let nothing = self.heartbeats.is_empty() && self.suspects.is_empty();
-        if self.confirming.is_some() || nothing {
+        if self.confirming.is_some() || (nothing && !self.wants_pulse()) {
             return;
         }
+        self.quorum.round_begins(env::now());
         let consensus = self.consensus.clone();
         let round = Box::pin(async move {
             if broken(Rule::L4) {
@@ -73,6 +74,7 @@ impl Coordinator {
         self.metrics.heartbeats(heartbeats.len() as u64);
         match confirmed {
             Ok(()) => {
+                self.quorum_confirmed();
                 if std::mem::take(&mut self.unconfirmed) {
                     tracing::warn!(
                         "a quorum answers again; every member gets a full lease to be heard"
@@ -238,6 +240,8 @@ impl Coordinator {
             return;
         };
         if !self.may_act() {
+            let proven = ending == Ending::Fin && connection.direct;
+            self.degraded_ended(id, &connection.login, proven);
             self.report_end(&connection, ending);
             return;
         }

@@ -9,6 +9,8 @@
 //! | file | one idea |
 //! |---|---|
 //! | `leadership` | a leader begins, and stops at once |
+//! | `quorum` | a leader without a quorum steps aside |
+//! | `degraded` | without a quorum for long, clients of available groups are numbered all the same |
 //! | `reports` | what another replica saw of a client is told to the leader |
 //! | `connections` | clients log in and attach |
 //! | `leases` | heartbeats, deadlines, ends of connections |
@@ -19,12 +21,14 @@
 
 mod batch;
 mod connections;
+mod degraded;
 mod effects;
 mod flapping;
 mod handle;
 mod handovers;
 mod leadership;
 mod leases;
+mod quorum;
 mod reports;
 mod requests;
 mod timers;
@@ -40,16 +44,19 @@ use skyschedule_common::protocol::messages::Numbering;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use handle::{AskError, ConfigureError, Handle};
+pub(crate) use track::server_lease;
 
 use self::batch::Batch;
 use self::connections::Connection;
 use self::handle::Request;
 use self::leadership::Hint;
 use self::leases::Heartbeat;
+use self::quorum::Quorum;
 use self::reports::Reports;
 use self::timers::Timers;
 use self::track::GroupTrack;
 use crate::consensus::{ConfirmError, Consensus, ConsensusError, Decided, Leadership};
+use crate::degraded::{Degraded, Memory};
 use crate::metrics::Metrics;
 use crate::session::{ConnectionId, SessionEvent};
 use crate::state::SettingsError;
@@ -69,6 +76,8 @@ const EVENTS_AT_ONCE: usize = 1_024;
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub(crate) replica_id: u16,
+    /// Without a quorum for so long, it numbers clients of available groups by itself.
+    pub(crate) degraded_after: Duration,
 }
 
 /// The task that turns events into commands and effects into messages.
@@ -88,6 +97,13 @@ pub(crate) struct Coordinator {
     /// Where clients are sent; none, when this replica leads or does not know who does.
     hint: Option<Hint>,
     reports: Reports,
+    quorum: Quorum,
+    degraded_after: Duration,
+    /// This replica numbers by itself, since it has no quorum.
+    degraded: Option<Degraded>,
+    /// What it gave out when it last did.
+    memory: Memory,
+    writing: Option<degraded::Writing>,
     /// Since when it may act. An exclusive group without members gives nothing out for a lease from then on (rule L16).
     ready_at: Instant,
     looked: Instant,
@@ -137,8 +153,8 @@ impl Coordinator {
             reports::serve(peers, &handle);
         }
         let consensus_leadership = consensus.watch_leadership();
+        let memory = Self::memory_on_disk(&consensus);
         let coordinator = Self {
-            identity,
             consensus,
             decided,
             sessions,
@@ -149,6 +165,12 @@ impl Coordinator {
             ready: None,
             hint: None,
             reports: Reports::default(),
+            quorum: Quorum::new(env::now()),
+            degraded_after: identity.degraded_after,
+            degraded: None,
+            memory,
+            writing: None,
+            identity,
             ready_at: env::now(),
             looked: env::now(),
             connections: BTreeMap::new(),
@@ -177,8 +199,9 @@ impl Coordinator {
             let wake = self
                 .timers
                 .next()
-                .unwrap_or(self.looked + TICK)
-                .min(self.looked + TICK);
+                .into_iter()
+                .chain(self.degraded.as_ref().and_then(Degraded::next))
+                .fold(self.looked + TICK, Instant::min);
             tokio::select! {
                 biased;
                 () = stopped(&mut stop) => {
@@ -203,6 +226,7 @@ impl Coordinator {
                     self.round_is_over(confirmed);
                 }
                 sent = self.reports.sent() => self.reports.note(sent),
+                written = degraded::written(&mut self.writing) => self.note_written(written),
                 Some(event) = self.sessions.recv() => {
                     self.look_at_clock();
                     self.take_event(event);
@@ -218,6 +242,8 @@ impl Coordinator {
                 () = env::sleep_until(wake) => self.look_at_clock(),
             }
             self.fire_timers();
+            self.look_for_quorum();
+            self.number_degraded();
             self.confirm_heartbeats();
             self.send_reports();
             self.propose();
@@ -229,6 +255,9 @@ impl Coordinator {
         let now = env::now();
         let gap = now.saturating_duration_since(self.looked);
         self.looked = now;
+        if gap > STOOD_STILL {
+            self.quorum.seen(now);
+        }
         if gap > STOOD_STILL && self.ready.is_some() {
             tracing::warn!(
                 gap_ms = gap.as_millis(),

@@ -1,5 +1,7 @@
 //! What is shown and set through the admin interface.
 
+use std::collections::BTreeSet;
+
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::messages::Numbering;
@@ -18,9 +20,10 @@ impl Coordinator {
                 let _ = answer.send(self.cluster_view());
             }
             Request::Groups(answer) => {
-                let names: Vec<GroupName> = self
+                let mut names: BTreeSet<GroupName> = self
                     .consensus
                     .read(|state| state.groups().keys().cloned().collect());
+                names.extend(self.degraded.iter().flat_map(|it| it.groups().cloned()));
                 let _ = answer.send(
                     names
                         .iter()
@@ -116,6 +119,7 @@ impl Coordinator {
             replica_id: id,
             leader: leadership.leader.filter(serves),
             term: leadership.term,
+            degraded: self.degraded.is_some(),
             replicas: replicas
                 .iter()
                 .map(|(&id, replica)| ReplicaView {
@@ -123,6 +127,7 @@ impl Coordinator {
                     address: replica.address.clone(),
                     voter: replica.voter,
                     reachable: replica.reachable,
+                    lag: replica.lag,
                 })
                 .collect(),
         }
@@ -130,6 +135,9 @@ impl Coordinator {
 
     fn group_view(&self, name: &GroupName) -> Option<GroupView> {
         let now = env::now();
+        if let Some(view) = self.degraded.as_ref().and_then(|it| it.view(name, now)) {
+            return Some(view);
+        }
         self.consensus.read(|state| {
             let group = state.group(name)?;
             let members: Vec<MemberView> = group

@@ -18,7 +18,7 @@ const GRANULARITY: Duration = Duration::from_millis(10);
 
 /// How long the server waits before a lease that it gave is certainly over: the client counts from
 /// before, by a clock that may be slower.
-pub(super) fn server_lease(lease: Millis) -> Duration {
+pub(crate) fn server_lease(lease: Millis) -> Duration {
     lease.duration() * (1_000 + DRIFT_PERMILLE) / (1_000 - DRIFT_PERMILLE) + GRANULARITY
 }
 

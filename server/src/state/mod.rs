@@ -27,6 +27,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use skyschedule_common::ids::GroupName;
+use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_common::share::{Numbers, Share};
 
 pub use command::{Change, Command, Joining, Update};
 pub use effect::{Effect, Event, JoinRefusal, Parting};
@@ -35,6 +37,37 @@ pub use settings::{MIN_LEASE, Settings, SettingsError};
 
 /// Most groups that one cluster keeps. A group is never forgotten: its epochs must not begin again.
 pub const MAX_GROUPS: usize = 10_000;
+
+/// Divides the rows of a group among members of these weights, each of which keeps what it can of the share
+/// that it has, the first named first.
+pub(crate) fn divide(settings: &Settings, members: &[(u32, &Share)]) -> Vec<Share> {
+    let mut taken = Numbers::EMPTY;
+    let present: Vec<Numbers> = members
+        .iter()
+        .map(|(_, share)| {
+            let fits = match settings.numbering {
+                Numbering::Modulo => true,
+                Numbering::Slots(slots) => share.total() == slots,
+            };
+            if !fits || share.is_empty() {
+                return Numbers::EMPTY;
+            }
+            let own = share.numbers().difference(&taken);
+            taken = taken.union(&own);
+            own
+        })
+        .collect();
+    let seats: Vec<_> = members
+        .iter()
+        .zip(&present)
+        .map(|((weight, _), present)| plan::Seat {
+            weight: *weight,
+            present,
+            working: present,
+        })
+        .collect();
+    plan::targets(settings.numbering, settings.max_slots, &seats)
+}
 
 /// All that is decided, for every group.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,101 @@
+//! Whether a quorum is there: a leader that is cut off steps aside, and a replica that has had none for long
+//! goes on without.
+
+use std::time::Duration;
+
+use skyschedule_common::env::{self, Instant};
+use skyschedule_common::fault::{Rule, broken};
+
+use super::Coordinator;
+
+/// A leader asks at least this often whether a quorum still follows it.
+const PULSE: Duration = Duration::from_millis(250);
+
+/// A leader that no quorum has followed for so long tells its clients that it serves nobody. It is longer than an
+/// election, so that one that was only slow to be heard does not lose its clients.
+const PATIENCE: Duration = Duration::from_millis(750);
+
+/// Since when a quorum has been missing.
+#[derive(Debug)]
+pub(super) struct Quorum {
+    /// It was there last.
+    at: Instant,
+    /// The last round of this leader began.
+    round: Instant,
+    /// The leadership that has stepped aside, and leads anew once a quorum follows it.
+    aside: Option<u64>,
+}
+
+impl Quorum {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            at: now,
+            round: now,
+            aside: None,
+        }
+    }
+
+    pub(super) fn round_begins(&mut self, now: Instant) {
+        self.round = now;
+    }
+
+    /// A quorum was there at this time. Time in which this process did not run counts for none without one.
+    pub(super) fn seen(&mut self, at: Instant) {
+        self.at = self.at.max(at);
+    }
+}
+
+impl Coordinator {
+    /// Whether this leader is to ask for its quorum, although nobody waits for it.
+    pub(super) fn wants_pulse(&self) -> bool {
+        let leads = self.consensus.leadership().own.is_some();
+        let due = self.quorum.round + PULSE <= self.looked;
+        leads && due && self.consensus.peers().is_some()
+    }
+
+    /// A quorum has confirmed that this replica leads, in a round that began at `round`.
+    pub(super) fn quorum_confirmed(&mut self) {
+        self.quorum.seen(self.quorum.round);
+        let own = self.consensus.leadership().own;
+        if own.is_some() && std::mem::take(&mut self.quorum.aside) == own {
+            tracing::info!("a quorum follows this leader again");
+            self.consensus.lead_anew();
+        }
+    }
+
+    /// Looks how long no quorum was seen, and draws the consequences.
+    pub(super) fn look_for_quorum(&mut self) {
+        if self.consensus.peers().is_none() {
+            return;
+        }
+        let now = env::now();
+        let own = self.consensus.leadership().own;
+        if own.is_none()
+            && let Some(contact) = self.consensus.last_contact()
+        {
+            self.quorum.seen(contact);
+        }
+        let without = now.saturating_duration_since(self.quorum.at);
+        self.metrics.without_quorum(if without > PATIENCE {
+            without
+        } else {
+            Duration::ZERO
+        });
+        if self.ready.is_some() && without > PATIENCE {
+            tracing::warn!(
+                without_ms = without.as_millis(),
+                "no quorum follows this leader: it serves nobody until one does; look why the other replicas do not answer"
+            );
+            self.step_aside();
+            self.quorum.aside = own;
+        }
+        let lasts = without >= self.degraded_after || (broken(Rule::D1) && self.degraded.is_some());
+        match self.degraded {
+            None if lasts && self.ready.is_none() && self.consensus.is_full() => {
+                self.begin_degraded(without);
+            }
+            Some(_) if !lasts => self.end_degraded(),
+            _ => {}
+        }
+    }
+}
