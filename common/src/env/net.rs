@@ -20,6 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub struct Stream {
     socket: world::Socket,
     resets: bool,
+    /// A write has failed: the system has told of a reset, and tells of it only once.
+    failed: bool,
 }
 
 impl Stream {
@@ -32,6 +34,7 @@ impl Stream {
         Ok(Self {
             socket: world::connect(to).await?,
             resets: true,
+            failed: false,
         })
     }
 
@@ -66,6 +69,11 @@ impl Stream {
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.socket.peer_addr()
     }
+
+    fn written<T>(&mut self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        self.failed |= matches!(result, Poll::Ready(Err(_)));
+        result
+    }
 }
 
 impl AsyncRead for Stream {
@@ -74,7 +82,13 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buf)
+        let before = buf.filled().len();
+        std::task::ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
+        // What looks like a FIN here may be the rest of a reset, and must prove nothing (rule F3).
+        if self.failed && buf.filled().len() == before && buf.remaining() > 0 {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -84,7 +98,8 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, buf)
+        let result = Pin::new(&mut self.socket).poll_write(cx, buf);
+        self.written(result)
     }
 
     fn poll_write_vectored(
@@ -92,7 +107,8 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write_vectored(cx, bufs)
+        let result = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
+        self.written(result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -100,7 +116,8 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        let result = Pin::new(&mut self.socket).poll_flush(cx);
+        self.written(result)
     }
 
     /// Sends a FIN, but not on a stream that has to end with a reset: there it does nothing.
@@ -145,6 +162,7 @@ impl TcpListener {
             Stream {
                 socket,
                 resets: false,
+                failed: false,
             },
             from,
         ))

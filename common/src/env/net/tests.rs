@@ -47,6 +47,19 @@ async fn a_dropped_client_stream_ends_with_a_reset() {
 }
 
 #[tokio::test]
+async fn a_write_that_fails_does_not_make_a_fin_of_a_reset() {
+    let (mut client, mut server) = pair().await;
+    client.write_all(b"before").await.unwrap();
+    drop(client);
+    // The reset comes at some time, and the system tells the first who asks.
+    while server.write_all(b"answer").await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let ended = read_to_end(&mut server).await;
+    assert_eq!(ended, (b"before".to_vec(), Ending::Reset));
+}
+
+#[tokio::test]
 async fn shutdown_alone_sends_no_fin() {
     let (mut client, mut server) = pair().await;
     client.write_all(b"before").await.unwrap();
