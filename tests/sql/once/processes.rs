@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use skyschedule_common::env::{self, rng};
 use skyschedule_tests::server::Server;
 use tempfile::TempDir;
@@ -45,7 +46,9 @@ async fn stopped_and_killed(place: Place) {
         .execute("SELECT id FROM task_info WHERE id = 200 FOR UPDATE")
         .await;
     let server = Server::start().await;
-    server.admin().short_leases(GROUP).await;
+    let exclusive =
+        json!({ "consistency": "exclusive", "lease_ms": 2_000, "drain_timeout_ms": 1_000 });
+    server.admin().configure(GROUP, &exclusive).await;
     let logs = TempDir::new().unwrap();
     let start = |id: &str, work_ms: &str| {
         let exclusive = ["--consistency", "exclusive", "--concurrency", "4"];
@@ -57,6 +60,8 @@ async fn stopped_and_killed(place: Place) {
     let mut slow = start("slow", "1500");
     let new = async || place.with_status(0).await;
     until("the slow one works", async || new().await <= 200 - OPEN).await;
+    // Most of the next ones are claimed.
+    env::sleep(Duration::from_millis(300)).await;
     slow.signal(Signal::STOP);
     let stopped_at = new().await;
     let mut next = start("next", "5");
@@ -73,6 +78,17 @@ async fn stopped_and_killed(place: Place) {
     until("what it had locked is done", async || new().await == 1).await;
     assert_eq!(place.number("SELECT COUNT(*) FROM task_log").await, 199);
 
+    until("both have rows", async || {
+        let group = server.admin().group(GROUP).await.unwrap();
+        let members = group["members"].as_array().unwrap();
+        let with_rows = |member: &&Value| {
+            member["numbers"]
+                .as_array()
+                .is_some_and(|all| !all.is_empty())
+        };
+        members.iter().filter(with_rows).count() == 2
+    })
+    .await;
     prepare(&place, 100).await;
     let by_slow = "SELECT COUNT(*) FROM task_log WHERE client_id = 'slow'";
     let so_far = place.number(by_slow).await;
