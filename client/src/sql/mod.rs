@@ -45,7 +45,8 @@
 //! executed once. Executed twice can be: what a client had executed or begun, but not yet marked, when it was killed,
 //! stood still for longer than its lease, or was overtaken because it did not release its rows in time; at most a
 //! [`batch`](Builder::batch). So a handler should be such that a second execution does no harm, or use
-//! [`Task::epoch`] as a fencing token. Marks are conditional (`… AND status = 0`): one that comes too late changes
+//! [`Task::epoch`] as a fencing token; or, where its effects are in the same database, they happen exactly once with
+//! [`Consumer::run_in_transaction`]. Marks are conditional (`… AND status = 0`): one that comes too late changes
 //! nothing, and [`Metrics::lost_marks`] counts it.
 //!
 //! | what happens | what follows |
@@ -82,7 +83,8 @@
 //!
 //! # Inside
 //! `table` and `schema` say what the table is, `statements` and `clock` what is asked of it, `driver` how. `engine` is the
-//! loop, `fetch` where it is in the table, `task` an execution, `mark` the writing down of what came of it.
+//! loop, `fetch` where it is in the table, `task` an execution, `mark` the writing down of what came of it. `once` is
+//! all of this in transactions.
 
 mod clock;
 mod consumer;
