@@ -257,7 +257,8 @@ on_each_database! {
         let slow = |builder: Builder| builder.batch(10).longest_idle(PATIENCE);
         let member = crew.join_as("a", &place.database, Table::new(TASKS), slow).await;
         member.until("all are done", |metrics| metrics.done == 500).await;
-        assert!(member.metrics.borrow().polls >= 50);
+        // Pages are at most ten batches.
+        assert!(member.metrics.borrow().polls >= 5);
         member.close().await;
     }
 

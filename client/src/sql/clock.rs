@@ -125,27 +125,30 @@ impl Clock {
         }
     }
 
-    /// The column as text, exact enough to go on from.
-    pub(super) fn as_text(&self, column: &str) -> String {
+    /// The column, exact enough to go on from: PostgreSQL's as it is, others' as text.
+    pub(super) fn to_go_on_from(&self, column: &str) -> String {
         match self {
+            Self::PostgresZoned | Self::PostgresLocal { .. } | Self::PostgresUnix(_) => {
+                column.to_owned()
+            }
             Self::MySqlZoned | Self::MySqlLocal { .. } | Self::MySqlUnix(_) => {
                 format!("CAST({column} AS CHAR)")
             }
-            _ => format!("CAST({column} AS TEXT)"),
+            Self::SqliteText { .. } | Self::SqliteUnix(_) => format!("CAST({column} AS TEXT)"),
         }
     }
 
-    /// Such a text, bound as `placeholder`, as a value of the column.
+    /// That, bound as `placeholder`, as a value of the column.
     pub(super) fn time_of(&self, placeholder: &str) -> String {
         match self {
-            Self::PostgresZoned => format!("CAST({placeholder} AS timestamptz)"),
-            Self::PostgresLocal { type_name, .. } => format!("CAST({placeholder} AS {type_name})"),
-            Self::PostgresUnix(_) => format!("CAST({placeholder} AS bigint)"),
             Self::MySqlUnix(_) => format!("CAST({placeholder} AS SIGNED)"),
             Self::SqliteUnix(_) => format!("CAST({placeholder} AS INTEGER)"),
-            Self::MySqlZoned | Self::MySqlLocal { .. } | Self::SqliteText { .. } => {
-                placeholder.to_owned()
-            }
+            Self::PostgresZoned
+            | Self::PostgresLocal { .. }
+            | Self::PostgresUnix(_)
+            | Self::MySqlZoned
+            | Self::MySqlLocal { .. }
+            | Self::SqliteText { .. } => placeholder.to_owned(),
         }
     }
 

@@ -70,8 +70,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Rows of a query, and at most so many tasks that run or are executed but not yet marked: what may be executed
-    /// twice when the process is killed. 100 by default, at most 10,000.
+    /// At most so many tasks run or are executed but not yet marked: what may be executed twice when the process is
+    /// killed. 100 by default, at most 10,000. A query asks for as many rows, or for up to ten times as many (at most 1,000)
+    /// where handlers are done with them within some 100 milliseconds.
     pub fn batch(mut self, rows: usize) -> Self {
         self.settings.batch = rows;
         self

@@ -4,11 +4,14 @@ use std::ops::DerefMut as _;
 
 use futures_util::future::BoxFuture;
 use skyschedule_common::share::Dialect;
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
 use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArgumentBuffer, PgRow, PgTypeInfo};
 use sqlx::query::Query;
 use sqlx::{
-    AssertSqlSafe, Column as _, Executor as _, MySql, Pool, Postgres, Row as _, SqlSafeStr as _,
-    Sqlite, Statement as _, Transaction, TypeInfo as _,
+    AssertSqlSafe, Column as _, Connection as _, Encode, Executor as _, MySql, Postgres, Row,
+    SqlSafeStr as _, Sqlite, Statement as _, Transaction, Type, TypeInfo as _, ValueRef as _,
 };
 
 use super::key::Key;
@@ -27,6 +30,40 @@ pub(super) enum Bind {
     Integers(Vec<i64>),
     /// An array (PostgreSQL).
     Texts(Vec<String>),
+    /// A time that goes back to the database as it came.
+    Due(Due),
+}
+
+/// A due time, to go on from: as the database sent it (PostgreSQL), or as a text.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Due {
+    Text(String),
+    Raw(RawValue),
+}
+
+/// A value of PostgreSQL in its binary format, whatever its type: exact, and costs it no formatting.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RawValue {
+    kind: PgTypeInfo,
+    bytes: Vec<u8>,
+}
+
+impl Type<Postgres> for RawValue {
+    fn type_info() -> PgTypeInfo {
+        // Not asked for: each value tells its own.
+        <str as Type<Postgres>>::type_info()
+    }
+}
+
+impl Encode<'_, Postgres> for RawValue {
+    fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        buffer.extend_from_slice(&self.bytes);
+        Ok(IsNull::No)
+    }
+
+    fn produces(&self) -> Option<PgTypeInfo> {
+        Some(self.kind.clone())
+    }
 }
 
 impl From<&Key> for Bind {
@@ -64,22 +101,31 @@ impl Statement {
     }
 }
 
-/// What `Page` needs of a row beside the user's columns.
+/// What is needed of each row beside the user's columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     pub(super) key: Key,
-    /// The due time as text, to go on from.
-    pub(super) due: Option<String>,
     /// Failed attempts so far.
     pub(super) attempts: i64,
-    /// For how long it has been due, in seconds, by the database's clock.
-    pub(super) lag: f64,
 }
 
+/// The names of the columns that the consumer adds behind the user's, in this order. They are read by their places:
+/// looking a name up costs more than the value.
 pub(super) const KEY: &str = "skyschedule_key";
-pub(super) const DUE: &str = "skyschedule_due";
 pub(super) const ATTEMPTS: &str = "skyschedule_attempts";
+pub(super) const DUE: &str = "skyschedule_due";
 pub(super) const LAG: &str = "skyschedule_lag";
+
+/// The place of each of these, counted from the last column.
+const KEY_AT: usize = 4;
+const ATTEMPTS_AT: usize = 3;
+const DUE_AT: usize = 2;
+const LAG_AT: usize = 1;
+
+fn place<R: Row>(row: &R, from_last: usize) -> usize {
+    // Without so many columns there is none at this place: an error, not a panic.
+    row.len().wrapping_sub(from_last)
+}
 
 mod sealed {
     pub trait Sealed {}
@@ -128,19 +174,29 @@ pub trait Driver: sqlx::Database + sealed::Sealed {
 
     #[doc(hidden)]
     /// A transaction that writes.
-    fn begin(pool: &Pool<Self>) -> BoxFuture<'_, Result<Transaction<'static, Self>, sqlx::Error>>;
+    fn begin(
+        connection: &mut PoolConnection<Self>,
+    ) -> BoxFuture<'_, Result<Transaction<'_, Self>, sqlx::Error>>;
 
     #[doc(hidden)]
     /// A row's first column as text.
     fn first_text(row: &Self::Row) -> Result<Option<String>, sqlx::Error>;
 
     #[doc(hidden)]
-    /// A row's columns that the consumer added.
+    /// Of the columns that the consumer added, those that are needed of each row.
     fn head(row: &Self::Row, key: KeyType) -> Result<Head, sqlx::Error>;
+
+    #[doc(hidden)]
+    /// A row's due time, to go on from.
+    fn due(row: &Self::Row) -> Result<Option<Due>, sqlx::Error>;
+
+    #[doc(hidden)]
+    /// For how many seconds a row has been due, by the database's clock.
+    fn lag(row: &Self::Row) -> Result<f64, sqlx::Error>;
 }
 
 macro_rules! driver {
-    ($database:ty, $dialect:expr, $begin:literal, $bind:ident) => {
+    ($database:ty, $dialect:expr, $begin:literal, $bind:ident, $due:ident) => {
         impl Driver for $database {
             const DIALECT: Dialect = $dialect;
             const BEGIN: &'static str = $begin;
@@ -199,9 +255,9 @@ macro_rules! driver {
             }
 
             fn begin(
-                pool: &Pool<Self>,
-            ) -> BoxFuture<'_, Result<Transaction<'static, Self>, sqlx::Error>> {
-                Box::pin(pool.begin_with(Self::BEGIN))
+                connection: &mut PoolConnection<Self>,
+            ) -> BoxFuture<'_, Result<Transaction<'_, Self>, sqlx::Error>> {
+                Box::pin(connection.deref_mut().begin_with(Self::BEGIN))
             }
 
             fn first_text(row: &Self::Row) -> Result<Option<String>, sqlx::Error> {
@@ -209,51 +265,90 @@ macro_rules! driver {
             }
 
             fn head(row: &Self::Row, key: KeyType) -> Result<Head, sqlx::Error> {
+                let at = place(row, KEY_AT);
                 Ok(Head {
                     key: match key {
-                        KeyType::Integer => Key::Integer(row.try_get(KEY)?),
-                        KeyType::Unsigned => unsigned_key(row)?,
-                        KeyType::Text => Key::Text(row.try_get(KEY)?),
+                        KeyType::Integer => Key::Integer(row.try_get(at)?),
+                        KeyType::Unsigned => unsigned_key(row, at)?,
+                        KeyType::Text => Key::Text(row.try_get(at)?),
                     },
-                    due: row.try_get(DUE)?,
-                    attempts: row.try_get(ATTEMPTS)?,
-                    lag: row.try_get::<Option<f64>, _>(LAG)?.unwrap_or(0.0),
+                    attempts: row.try_get(place(row, ATTEMPTS_AT))?,
                 })
+            }
+
+            fn due(row: &Self::Row) -> Result<Option<Due>, sqlx::Error> {
+                $due(row, place(row, DUE_AT))
+            }
+
+            fn lag(row: &Self::Row) -> Result<f64, sqlx::Error> {
+                let lag: Option<f64> = row.try_get(place(row, LAG_AT))?;
+                Ok(lag.unwrap_or(0.0))
             }
         }
     };
 }
 
-driver!(Postgres, Dialect::Postgres, "BEGIN", bind_postgres);
-driver!(MySql, Dialect::MySql, "START TRANSACTION", bind_mysql);
+driver!(Postgres, Dialect::Postgres, "BEGIN", bind_postgres, raw_due);
+driver!(
+    MySql,
+    Dialect::MySql,
+    "START TRANSACTION",
+    bind_mysql,
+    text_due
+);
 // A transaction that reads first and writes then fails at once where another one writes, whatever the time limit.
-driver!(Sqlite, Dialect::Sqlite, "BEGIN IMMEDIATE", bind_sqlite);
+driver!(
+    Sqlite,
+    Dialect::Sqlite,
+    "BEGIN IMMEDIATE",
+    bind_sqlite,
+    text_due
+);
 
 /// Only MariaDB and MySQL have unsigned types.
 trait UnsignedKey {
-    fn unsigned(&self) -> Result<Key, sqlx::Error>;
+    fn unsigned(&self, at: usize) -> Result<Key, sqlx::Error>;
 }
 
 impl UnsignedKey for sqlx::mysql::MySqlRow {
-    fn unsigned(&self) -> Result<Key, sqlx::Error> {
-        Ok(Key::Unsigned(self.try_get(KEY)?))
+    fn unsigned(&self, at: usize) -> Result<Key, sqlx::Error> {
+        Ok(Key::Unsigned(self.try_get(at)?))
     }
 }
 
-impl UnsignedKey for sqlx::postgres::PgRow {
-    fn unsigned(&self) -> Result<Key, sqlx::Error> {
-        Ok(Key::Integer(self.try_get(KEY)?))
+impl UnsignedKey for PgRow {
+    fn unsigned(&self, at: usize) -> Result<Key, sqlx::Error> {
+        Ok(Key::Integer(self.try_get(at)?))
     }
 }
 
 impl UnsignedKey for sqlx::sqlite::SqliteRow {
-    fn unsigned(&self) -> Result<Key, sqlx::Error> {
-        Ok(Key::Integer(self.try_get(KEY)?))
+    fn unsigned(&self, at: usize) -> Result<Key, sqlx::Error> {
+        Ok(Key::Integer(self.try_get(at)?))
     }
 }
 
-fn unsigned_key(row: &impl UnsignedKey) -> Result<Key, sqlx::Error> {
-    row.unsigned()
+fn unsigned_key(row: &impl UnsignedKey, at: usize) -> Result<Key, sqlx::Error> {
+    row.unsigned(at)
+}
+
+fn raw_due(row: &PgRow, at: usize) -> Result<Option<Due>, sqlx::Error> {
+    let value = row.try_get_raw(at)?;
+    if value.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(Due::Raw(RawValue {
+        kind: value.type_info().into_owned(),
+        bytes: value.as_bytes().map_err(sqlx::Error::Decode)?.to_vec(),
+    })))
+}
+
+fn text_due<R: Row>(row: &R, at: usize) -> Result<Option<Due>, sqlx::Error>
+where
+    usize: sqlx::ColumnIndex<R>,
+    for<'r> String: sqlx::Decode<'r, R::Database> + Type<R::Database>,
+{
+    Ok(row.try_get::<Option<String>, _>(at)?.map(Due::Text))
 }
 
 type Bound<'q, D> = Query<'q, D, <D as sqlx::Database>::Arguments>;
@@ -265,6 +360,8 @@ fn bind_postgres<'q>(query: Bound<'q, Postgres>, value: &'q Bind) -> Bound<'q, P
         Bind::Text(text) => query.bind(text),
         Bind::Integers(numbers) => query.bind(numbers),
         Bind::Texts(texts) => query.bind(texts),
+        Bind::Due(Due::Raw(value)) => query.bind(value),
+        Bind::Due(Due::Text(text)) => query.bind(text),
     }
 }
 
@@ -277,6 +374,9 @@ fn bind_mysql<'q>(query: Bound<'q, MySql>, value: &'q Bind) -> Bound<'q, MySql> 
             .iter()
             .fold(query, |query, number| query.bind(number)),
         Bind::Texts(texts) => texts.iter().fold(query, |query, text| query.bind(text)),
+        Bind::Due(Due::Text(text)) => query.bind(text),
+        // Only PostgreSQL's.
+        Bind::Due(Due::Raw(value)) => query.bind(&value.bytes),
     }
 }
 
@@ -289,6 +389,9 @@ fn bind_sqlite<'q>(query: Bound<'q, Sqlite>, value: &'q Bind) -> Bound<'q, Sqlit
             .iter()
             .fold(query, |query, number| query.bind(number)),
         Bind::Texts(texts) => texts.iter().fold(query, |query, text| query.bind(text)),
+        Bind::Due(Due::Text(text)) => query.bind(text),
+        // Only PostgreSQL's.
+        Bind::Due(Due::Raw(value)) => query.bind(&value.bytes),
     }
 }
 

@@ -8,19 +8,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use skyschedule_common::env::{self, Instant};
+use skyschedule_common::share::{Dialect, ShareUnion};
 use sqlx::{FromRow, Pool};
 use tokio::sync::{mpsc, watch};
 
 use super::consumer::Settings;
-use super::driver::{Driver, Head};
-use super::fetch::{Place, Plan, Rows, fetch};
+use super::driver::Driver;
+use super::fetch::{Page, Place, Plan, fetch};
+use super::group::{Ended, Groups, Report, Running};
 use super::key::Key;
 use super::mark::{Finished, Marked, mark};
 use super::metrics::Metrics;
 use super::pace::{Idle, Trouble};
+use super::session::{Session, Sessions};
 use super::statements::{Mark, Statements};
-use super::task::{Failure, Handler, Outcome, Task, execute};
+use super::task::{Failure, Handler, Outcome, Task};
 use crate::client::Client;
 use crate::observe::Status;
 use crate::work::{Row, Work};
@@ -34,16 +38,26 @@ const MAX_SET_ASIDE: usize = 10_000;
 /// How long half a batch, or what others wait for, may wait to be marked: fast handlers get one mark for a whole batch.
 const MARK_SOON: Duration = Duration::from_millis(2);
 
+/// For about so long rows are fetched ahead where handlers are quick, in pages of a batch at least.
+const AHEAD: Duration = Duration::from_millis(100);
+
+/// After a query that found the end of the rows, so many times as long as it took is waited at least.
+const THRIFT: u32 = 10;
+
+/// Most batches of a page, and most rows where a batch is not larger.
+const LARGEST_PAGE: (usize, usize) = (10, 1_000);
+
 /// How long a consumer that stops tries to mark what it has executed.
 const LAST_MARKS: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Engine<D: Driver, R, H> {
     client: Client,
-    pool: Pool<D>,
+    sessions: Sessions<D>,
     statements: Arc<Statements>,
     settings: Settings,
-    handler: Arc<H>,
+    counts: Metrics,
+    /// What others see of the counts.
     metrics: watch::Sender<Metrics>,
 
     place: Place,
@@ -54,6 +68,10 @@ pub(super) struct Engine<D: Driver, R, H> {
     next_poll: Instant,
     /// Asks for rows.
     fetching: Option<BoxFuture<'static, Result<Fetched<D>, FetchError>>>,
+    /// Rows of the newest page that was asked for, at most.
+    page: usize,
+    /// When that was, and how many tasks had been started by then.
+    asked: (Instant, u64),
     /// The newest rows of this client, kept so that their end is seen.
     work: Option<Arc<Work>>,
     recalled: Option<BoxFuture<'static, ()>>,
@@ -61,13 +79,17 @@ pub(super) struct Engine<D: Driver, R, H> {
     /// Rows that wait for their turn.
     queue: VecDeque<Queued<R>>,
     /// Handlers that run.
-    running: HashMap<Key, Running>,
-    ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
+    running: HashMap<Key, Begun>,
+    groups: Groups<H>,
+    /// The tasks that handlers run in: of groups, and of single ones.
+    together: HashMap<u64, Running>,
+    apart: HashMap<Key, Running>,
+    reports: mpsc::Receiver<Report>,
     /// Executed, and to be marked.
     finished: Vec<Finished>,
-    marking: Option<BoxFuture<'static, (Vec<Finished>, MarkResult)>>,
-    /// Some marks may have been committed although an error came back.
-    uncertain: bool,
+    marking: FuturesUnordered<BoxFuture<'static, MarkResult<D>>>,
+    /// Those whose marks may have been committed although an error came back.
+    uncertain: HashSet<Key>,
 
     /// Everything from the queue to the mark.
     in_flight: HashSet<Key>,
@@ -85,30 +107,18 @@ struct Queued<R> {
     row: Result<R, String>,
 }
 
-/// A handler's task, which ends with this.
-struct Running {
+/// A row whose handler runs.
+struct Begun {
     guard: Arc<Row>,
     attempts: i64,
-    task: env::JoinHandle<()>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-struct Ended {
-    key: Key,
-    outcome: Outcome,
 }
 
 struct Fetched<D: Driver> {
     work: Arc<Work>,
     plan: Plan,
-    rows: Rows<D>,
-    unreadable: u64,
+    page: Page<D>,
     place: Place,
+    session: Session<D>,
 }
 
 enum FetchError {
@@ -116,7 +126,7 @@ enum FetchError {
     Database(Place, String),
 }
 
-type MarkResult = Result<Marked, String>;
+type MarkResult<D> = (Vec<Finished>, Result<(Marked, Session<D>), String>);
 
 impl<D, R, H> Engine<D, R, H>
 where
@@ -132,27 +142,34 @@ where
         handler: H,
         metrics: watch::Sender<Metrics>,
     ) -> Self {
+        let (reporter, reports) = mpsc::channel(settings.concurrency);
+        let now = env::now();
         Self {
             idle: Idle::new(settings.longest_idle),
-            ended: mpsc::channel(settings.concurrency),
+            groups: Groups::new(handler, settings.timeout, reporter),
+            page: settings.batch,
+            asked: (now, 0),
             client,
-            pool,
+            sessions: Sessions::new(pool),
             statements,
             settings,
-            handler: Arc::new(handler),
+            counts: Metrics::default(),
             metrics,
             place: Place::new(),
             rewind: false,
             trouble: Trouble::default(),
-            next_poll: env::now(),
+            next_poll: now,
             fetching: None,
             work: None,
             recalled: None,
             queue: VecDeque::new(),
             running: HashMap::new(),
+            together: HashMap::new(),
+            apart: HashMap::new(),
+            reports,
             finished: Vec::new(),
-            marking: None,
-            uncertain: false,
+            marking: FuturesUnordered::new(),
+            uncertain: HashSet::new(),
             in_flight: HashSet::new(),
             marked_meanwhile: HashSet::new(),
             set_aside: HashMap::new(),
@@ -166,20 +183,19 @@ where
             let now = env::now();
             self.begin_tasks(now);
             self.begin_fetch(now);
-            self.begin_mark(now, &shares.borrow());
+            self.begin_marks(now, &shares.borrow());
+            self.sessions.tidy(now);
+            let is_over = self.is_over(now);
             self.show();
-            if self.is_over(now) {
+            if is_over {
                 break;
             }
             let wake = self.wake(now);
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop), if self.stopping.is_none() => self.stop(),
-                Some(ended) = self.ended.1.recv() => self.take_ended(ended),
-                (finished, marked) = pending_or(&mut self.marking) => {
-                    self.marking = None;
-                    self.take_marked(finished, marked);
-                }
+                Some(report) = self.reports.recv() => self.take_report(report),
+                Some((finished, marked)) = self.marking.next() => self.take_marked(finished, marked),
                 fetched = pending_or(&mut self.fetching) => {
                     self.fetching = None;
                     self.take_fetched(fetched);
@@ -195,8 +211,8 @@ where
                 () = env::sleep_until(wake) => {}
             }
             // All that have ended, so that they are marked together.
-            while let Ok(ended) = self.ended.1.try_recv() {
-                self.take_ended(ended);
+            while let Ok(report) = self.reports.try_recv() {
+                self.take_report(report);
             }
         }
     }
@@ -210,17 +226,24 @@ where
 
     fn begin_tasks(&mut self, now: Instant) {
         let room = self.settings.concurrency.min(self.settings.batch);
+        let mut tasks = Vec::new();
         while self.running.len() < room
             && self.unmarked() < self.settings.batch
             // What it would execute now it could not mark either.
             && !self.trouble.lasts(now)
             && let Some(queued) = self.queue.pop_front()
         {
-            self.begin_task(queued);
+            tasks.extend(self.begin_task(queued));
+            if tasks.len() >= self.groups.size() {
+                self.start(std::mem::take(&mut tasks));
+            }
+        }
+        if !tasks.is_empty() {
+            self.start(tasks);
         }
     }
 
-    fn begin_task(&mut self, queued: Queued<R>) {
+    fn begin_task(&mut self, queued: Queued<R>) -> Option<Task<R>> {
         let Queued {
             work,
             key,
@@ -230,47 +253,61 @@ where
         let Some(guard) = work.begin(&key) else {
             self.in_flight.remove(&key);
             self.rewind = true;
-            self.metrics.send_modify(|metrics| metrics.dropped += 1);
-            return;
+            self.counts.dropped += 1;
+            return None;
         };
         let guard = Arc::new(guard);
         let row = match row {
             Ok(row) => row,
             Err(error) => {
                 let failure = Failure::Unreadable(error);
-                return self.settle(key, guard, attempts, Outcome::Failed(failure));
+                self.settle(key, guard, attempts, Outcome::Failed(failure));
+                return None;
             }
         };
-        let task = Task {
-            row,
-            key: key.clone(),
-            attempt: u32::try_from(attempts.saturating_add(1)).unwrap_or(1),
+        let begun = Begun {
             guard: Arc::clone(&guard),
-        };
-        let (handler, ended) = (Arc::clone(&self.handler), self.ended.0.clone());
-        let (limit, own) = (self.settings.timeout, key.clone());
-        let task = env::spawn(async move {
-            let guard = Arc::clone(&task.guard);
-            // The call itself is inside: what it does before its first wait may panic too.
-            let work = async { handler.handle(task).await.map_err(Failure::Error) };
-            let outcome = execute(&guard, limit, work).await;
-            drop(guard);
-            // Nobody listens once the consumer is dropped.
-            let _ = ended.send(Ended { key: own, outcome }).await;
-        });
-        let running = Running {
-            guard,
             attempts,
-            task,
         };
-        self.running.insert(key, running);
-        self.metrics.send_modify(|metrics| metrics.started += 1);
+        self.running.insert(key.clone(), begun);
+        self.counts.started += 1;
+        Some(Task {
+            row,
+            key,
+            attempt: u32::try_from(attempts.saturating_add(1)).unwrap_or(1),
+            guard,
+        })
     }
 
-    fn take_ended(&mut self, ended: Ended) {
-        if let Some(running) = self.running.remove(&ended.key) {
-            let guard = Arc::clone(&running.guard);
-            self.settle(ended.key, guard, running.attempts, ended.outcome);
+    fn start(&mut self, tasks: Vec<Task<R>>) {
+        let (group, running) = self.groups.start(tasks);
+        self.together.insert(group, running);
+    }
+
+    fn take_report(&mut self, report: Report) {
+        let ended = match report {
+            Report::Ended(ended) => ended,
+            Report::Apart(key, running) => {
+                // Its end may have been told before.
+                if self.running.contains_key(&key) {
+                    self.apart.insert(key, running);
+                }
+                return;
+            }
+            Report::Over { group, ended, pace } => {
+                self.together.remove(&group);
+                self.groups.learn(pace);
+                if !self.groups.are_quick() {
+                    self.sessions.give_all_back();
+                }
+                ended
+            }
+        };
+        for Ended { key, outcome } in ended {
+            self.apart.remove(&key);
+            if let Some(Begun { guard, attempts }) = self.running.remove(&key) {
+                self.settle(key, guard, attempts, outcome);
+            }
         }
     }
 
@@ -286,11 +323,11 @@ where
         let mark = match &failure {
             None => Mark::Done,
             Some(failure) => {
-                self.metrics.send_modify(|metrics| match failure {
-                    Failure::Panic(_) => metrics.panicked += 1,
-                    Failure::Timeout(_) => metrics.timed_out += 1,
+                match failure {
+                    Failure::Panic(_) => self.counts.panicked += 1,
+                    Failure::Timeout(_) => self.counts.timed_out += 1,
                     Failure::Error(_) | Failure::Conflict(_) | Failure::Unreadable(_) => {}
-                });
+                }
                 let mark = self.statements.mark_of_failure(attempts);
                 tracing::warn!(task = %key, attempt = attempts + 1, last = mark == Mark::Failed, %failure, "a task failed");
                 mark
@@ -307,59 +344,86 @@ where
     fn interrupted(&mut self, key: &Key) {
         self.in_flight.remove(key);
         self.rewind = true;
-        self.metrics.send_modify(|metrics| metrics.interrupted += 1);
+        self.counts.interrupted += 1;
     }
 
     // Rows.
 
     fn begin_fetch(&mut self, now: Instant) {
-        let enough = self.queue.len() > self.settings.batch / 2;
+        let enough = self.queue.len() > self.page / 2;
         if self.fetching.is_some()
             || self.stopping.is_some()
             || enough
             || now < self.next_poll
             || self.trouble.lasts(now)
+            || !self.sessions.has_one()
         {
             return;
         }
+        self.page = self.next_page(now);
         self.set_aside.retain(|_, until| now < *until);
         self.marked_meanwhile.clear();
-        let (client, pool) = (self.client.clone(), self.pool.clone());
+        let client = self.client.clone();
         let statements = Arc::clone(&self.statements);
         let mut place = std::mem::replace(&mut self.place, Place::new());
         if std::mem::take(&mut self.rewind) {
             place.rewind();
         }
-        let (batch, limit) = (self.settings.batch, self.settings.database_timeout);
-        let mut known = self.in_flight.clone();
-        known.extend(self.set_aside.keys().cloned());
-        let metrics = self.metrics.clone();
+        let (page, limit) = (self.page, self.settings.database_timeout);
+        let mut known = HashSet::new();
+        if place.goes_by_slots() {
+            known.clone_from(&self.in_flight);
+            known.extend(self.set_aside.keys().cloned());
+        }
+        let loan = self.sessions.loan();
         self.fetching = Some(Box::pin(async move {
-            // Anew for each batch: the rows of an older one leave it, but never come.
+            // Anew for each page: the rows of an older one leave it, but never come.
             let Ok(work) = client.acquire().await else {
                 return Err(FetchError::Closed);
             };
-            let plan = place.plan(&statements, work.share(), work.epoch(), batch, &known);
-            metrics.send_modify(|metrics| metrics.polls += 1);
-            match env::timeout(limit, fetch(&pool, &statements, &plan.statement)).await {
-                Ok(Ok((rows, unreadable))) => Ok(Fetched {
-                    work: Arc::new(work),
-                    plan,
-                    rows,
-                    unreadable,
-                    place,
-                }),
-                Ok(Err(error)) => Err(FetchError::Database(place, error.to_string())),
-                Err(elapsed) => Err(FetchError::Database(place, elapsed.to_string())),
-            }
+            let plan = place.plan(&statements, work.share(), work.epoch(), page, &known);
+            let fetched = env::timeout(limit, async {
+                let mut session = loan.take().await?;
+                let page = fetch(&mut session.connection, &statements, &plan).await?;
+                Ok::<_, sqlx::Error>((page, session))
+            });
+            let error = match fetched.await {
+                Ok(Ok((page, session))) => {
+                    return Ok(Fetched {
+                        work: Arc::new(work),
+                        plan,
+                        page,
+                        place,
+                        session,
+                    });
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(elapsed) => elapsed.to_string(),
+            };
+            Err(FetchError::Database(place, error))
         }));
     }
 
+    /// As many rows as were worked through in some time, where that is more than a batch: fewer and larger pages.
+    fn next_page(&mut self, now: Instant) -> usize {
+        let (asked, started) = std::mem::replace(&mut self.asked, (now, self.counts.started));
+        let rows = u128::from(self.counts.started - started);
+        let ahead =
+            rows * AHEAD.as_nanos() / now.saturating_duration_since(asked).as_nanos().max(1);
+        let (batch, (batches, rows)) = (self.settings.batch, LARGEST_PAGE);
+        usize::try_from(ahead)
+            .unwrap_or(usize::MAX)
+            .min(batch.saturating_mul(batches).min(rows))
+            .max(batch)
+    }
+
     fn take_fetched(&mut self, fetched: Result<Fetched<D>, FetchError>) {
+        self.counts.polls += 1;
         let fetched = match fetched {
             Ok(fetched) => fetched,
             Err(FetchError::Closed) => return self.stop(),
             Err(FetchError::Database(place, error)) => {
+                self.sessions.lost();
                 self.place = place;
                 return self.note_trouble("rows cannot be fetched", &error);
             }
@@ -368,44 +432,43 @@ where
         let Fetched {
             work,
             plan,
-            rows,
-            unreadable,
+            mut page,
             place,
+            session,
         } = fetched;
+        let now = env::now();
+        self.sessions.back(session, self.groups.are_quick(), now);
         self.place = place;
-        let lag = rows
-            .iter()
-            .map(|(head, _)| head.lag)
-            .fold(0.0_f64, f64::max);
-        let (heads, rows): (Vec<Head>, Vec<D::Row>) = rows.into_iter().unzip();
         let before = self.queue.len();
-        for (head, row) in heads.iter().zip(rows) {
-            let key = &head.key;
-            let elsewhere = |own: &skyschedule_common::share::ShareUnion| !own.contains(key.into());
+        for (head, row) in page.rows {
+            let key = head.key;
+            let elsewhere = |own: &ShareUnion| !own.contains((&key).into());
             if plan.filter.as_ref().is_some_and(elsewhere)
-                || self.in_flight.contains(key)
-                || self.marked_meanwhile.contains(key)
-                || self.set_aside.contains_key(key)
+                || self.marked_meanwhile.contains(&key)
+                || self.set_aside.contains_key(&key)
+                || !self.in_flight.insert(key.clone())
             {
                 continue;
             }
-            self.in_flight.insert(key.clone());
             self.queue.push_back(Queued {
                 work: Arc::clone(&work),
-                key: key.clone(),
+                key,
                 attempts: head.attempts,
                 row: R::from_row(&row).map_err(|error| error.to_string()),
             });
         }
         let found = self.queue.len() > before;
-        let more = self.place.advance(&plan, &heads, found);
-        self.next_poll = env::now() + self.idle.wait(found, more);
+        let more = self.place.advance(&plan, &mut page.extent);
+        let mut wait = self.idle.wait(found, more);
+        if !more {
+            // What finds nothing shall not keep the database busy.
+            wait = wait.max((page.extent.took * THRIFT).min(self.settings.longest_idle));
+        }
+        self.next_poll = now + wait;
         self.recalled = Some(Box::pin(work.recalled()));
         self.work = Some(work);
-        self.metrics.send_modify(|metrics| {
-            metrics.unreadable += unreadable;
-            metrics.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);
-        });
+        self.counts.unreadable += page.unreadable;
+        self.counts.lag = page.lag;
     }
 
     /// The share has changed: there may be other rows.
@@ -417,26 +480,52 @@ where
     // Marks.
 
     /// Marks what is finished, when waiting for more would gain nothing or hold somebody up.
-    fn begin_mark(&mut self, now: Instant, share: &Status) {
-        if self.marking.is_some() || self.finished.is_empty() || self.trouble.lasts(now) {
-            return;
+    fn begin_marks(&mut self, now: Instant, share: &Status) {
+        while !self.finished.is_empty() && !self.trouble.lasts(now) {
+            let lanes = self.lanes();
+            let most = self.settings.batch.div_ceil(lanes);
+            if self.marking.len() >= lanes || (!self.marking.is_empty() && !self.sessions.has_one())
+            {
+                return;
+            }
+            // Nothing that runs could be added.
+            let complete = self.running.is_empty() || self.finished.len() >= most;
+            let old = self.mark_at().is_some_and(|at| now >= at);
+            // Another client may be waiting for these rows.
+            let moving = self
+                .finished
+                .iter()
+                .any(|one| share.epoch != Some(one.guard.epoch()));
+            if !(complete || old || moving || self.stopping.is_some()) {
+                return;
+            }
+            let rest = self.finished.split_off(self.finished.len().min(most));
+            let finished = std::mem::replace(&mut self.finished, rest);
+            self.begin_mark(finished);
         }
-        // Nothing that runs could be added.
-        let complete = self.running.is_empty() || self.finished.len() >= self.settings.batch;
-        let old = self.mark_at().is_some_and(|at| now >= at);
-        // Another client may be waiting for these rows.
-        let moving = self
-            .finished
-            .iter()
-            .any(|one| share.epoch != Some(one.guard.epoch()));
-        if !(complete || old || moving || self.stopping.is_some()) {
-            return;
+    }
+
+    /// How many marks may be under way: while one is committed, the next is on its way.
+    fn lanes(&self) -> usize {
+        // SQLite has one writer at a time.
+        if self.groups.are_quick() && self.statements.dialect() != Dialect::Sqlite {
+            2
+        } else {
+            1
         }
-        let finished = std::mem::take(&mut self.finished);
-        let (pool, statements) = (self.pool.clone(), Arc::clone(&self.statements));
+    }
+
+    fn begin_mark(&mut self, finished: Vec<Finished>) {
+        let statements = Arc::clone(&self.statements);
         let limit = self.settings.database_timeout;
-        self.marking = Some(Box::pin(async move {
-            let marked = match env::timeout(limit, mark(&pool, &statements, &finished)).await {
+        let loan = self.sessions.loan();
+        self.marking.push(Box::pin(async move {
+            let marked = env::timeout(limit, async {
+                let mut session = loan.take().await?;
+                let marked = mark(&mut session.connection, &statements, &finished).await?;
+                Ok::<_, sqlx::Error>((marked, session))
+            });
+            let marked = match marked.await {
                 Ok(Ok(marked)) => Ok(marked),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(elapsed) => Err(elapsed.to_string()),
@@ -457,19 +546,32 @@ where
         Some(self.finished.first()?.at + wait)
     }
 
-    fn take_marked(&mut self, mut finished: Vec<Finished>, marked: MarkResult) {
-        let marked = match marked {
+    fn take_marked(
+        &mut self,
+        mut finished: Vec<Finished>,
+        marked: Result<(Marked, Session<D>), String>,
+    ) {
+        let (marked, session) = match marked {
             Ok(marked) => marked,
             Err(error) => {
+                self.sessions.lost();
                 // It may have been committed all the same.
-                self.uncertain = true;
+                self.uncertain
+                    .extend(finished.iter().map(|one| one.key.clone()));
                 finished.append(&mut self.finished);
                 self.finished = finished;
                 return self.note_trouble("tasks cannot be marked", &error);
             }
         };
+        self.sessions
+            .back(session, self.groups.are_quick(), env::now());
         self.note_success();
-        let lost = if std::mem::take(&mut self.uncertain) {
+        let known = self.uncertain.len();
+        if known > 0 {
+            self.uncertain
+                .retain(|key| !finished.iter().any(|one| one.key == *key));
+        }
+        let lost = if self.uncertain.len() < known {
             0
         } else {
             marked.lost
@@ -487,19 +589,18 @@ where
             }
         }
         let refused: HashSet<&Key> = marked.refused.iter().map(|(key, _)| key).collect();
-        self.metrics.send_modify(|metrics| {
-            metrics.lost_marks += lost;
-            for one in finished.iter().filter(|one| !refused.contains(&one.key)) {
-                match one.mark {
-                    Mark::Done => metrics.done += 1,
-                    Mark::Failed => metrics.failed += 1,
-                    Mark::Again { .. } => metrics.retried += 1,
-                }
+        let counts = &mut self.counts;
+        counts.lost_marks += lost;
+        for one in finished.iter().filter(|one| !refused.contains(&one.key)) {
+            match one.mark {
+                Mark::Done => counts.done += 1,
+                Mark::Failed => counts.failed += 1,
+                Mark::Again { .. } => counts.retried += 1,
             }
-            // Most marks say done; a lost one is counted there.
-            metrics.done = metrics.done.saturating_sub(lost);
-            metrics.refused_marks += u64::try_from(refused.len()).unwrap_or(0);
-        });
+        }
+        // Most marks say done; a lost one is counted there.
+        counts.done = counts.done.saturating_sub(lost);
+        counts.refused_marks += u64::try_from(refused.len()).unwrap_or(0);
         let under_way = self.fetching.is_some();
         for one in finished {
             self.in_flight.remove(&one.key);
@@ -515,16 +616,14 @@ where
     fn note_trouble(&mut self, what: &str, error: &str) {
         let wait = self.trouble.note(env::now());
         tracing::warn!(%error, retry_in = ?wait, "{what}");
-        self.metrics.send_modify(|metrics| {
-            metrics.database_errors += 1;
-            metrics.trouble = Some(error.to_owned());
-        });
+        self.counts.database_errors += 1;
+        self.counts.trouble = Some(error.to_owned());
     }
 
     fn note_success(&mut self) {
         if self.trouble.end() {
             tracing::info!("the database answers again");
-            self.metrics.send_modify(|metrics| metrics.trouble = None);
+            self.counts.trouble = None;
         }
     }
 
@@ -534,7 +633,9 @@ where
         for queued in self.queue.drain(..) {
             self.in_flight.remove(&queued.key);
         }
-        self.fetching = None;
+        if self.fetching.take().is_some() {
+            self.sessions.lost();
+        }
         self.recalled = None;
         self.work = None;
     }
@@ -548,7 +649,7 @@ where
             self.stopping = Some(now);
             return false;
         }
-        if self.finished.is_empty() && self.marking.is_none() {
+        if self.finished.is_empty() && self.marking.is_empty() {
             return true;
         }
         let given_up = now >= since + LAST_MARKS;
@@ -558,9 +659,7 @@ where
                 tasks = unmarked,
                 "executed tasks could not be marked: they will be executed again"
             );
-            self.metrics.send_modify(|metrics| {
-                metrics.unmarked += u64::try_from(unmarked).unwrap_or(0);
-            });
+            self.counts.unmarked += u64::try_from(unmarked).unwrap_or(0);
         }
         given_up
     }
@@ -576,18 +675,23 @@ where
             wake = wake.min(self.next_poll);
         }
         if let Some(at) = self.mark_at()
-            && self.marking.is_none()
+            && self.marking.is_empty()
         {
+            wake = wake.min(at);
+        }
+        if let Some(at) = self.sessions.idle_at() {
             wake = wake.min(at);
         }
         wake
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
+        (self.counts.running, self.counts.waiting) = (self.running.len(), self.queue.len());
         self.metrics.send_if_modified(|metrics| {
-            let (running, waiting) = (self.running.len(), self.queue.len());
-            let changed = (metrics.running, metrics.waiting) != (running, waiting);
-            (metrics.running, metrics.waiting) = (running, waiting);
+            let changed = *metrics != self.counts;
+            if changed {
+                metrics.clone_from(&self.counts);
+            }
             changed
         });
     }

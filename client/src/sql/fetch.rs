@@ -1,25 +1,20 @@
-//! Which rows to ask for next: the place in the table, and how wide to look.
+//! Which rows to ask for next, and how the database is asked.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
-use skyschedule_common::share::{RowKey, Share, ShareUnion};
+use skyschedule_common::share::{Dialect, RowKey, Share, ShareUnion};
+use sqlx::pool::PoolConnection;
 
 use super::driver::{Driver, Head, Statement};
 use super::key::Key;
+use super::rotation::Rotation;
 use super::statements::{Cursor, Statements};
 
 /// After so long a keyset begins anew at the oldest row: rows may have been committed behind the cursor.
-const REWIND: Duration = Duration::from_secs(2);
-
-/// Most slots that one query looks into.
-const MAX_WIDTH: usize = 64;
-
-/// A query widens and narrows by this factor.
-const STEP: usize = 4;
+pub(super) const REWIND: Duration = Duration::from_secs(2);
 
 /// Most rows of a page that the process has to filter.
 const MAX_FILTERED: usize = 5_000;
@@ -43,26 +38,31 @@ enum Way {
     Slots(Rotation),
 }
 
-/// The owned slots, and which come next.
-#[derive(Debug)]
-struct Rotation {
-    slots: Vec<u32>,
-    next: usize,
-    width: usize,
-    /// Slots looked into since the last row was found.
-    barren: usize,
-}
-
 /// What to ask.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) statement: Statement,
     /// Fewer rows than this: there are no more, where it looked.
-    limit: usize,
-    /// How many slots it looks into.
-    width: usize,
+    pub(super) limit: usize,
+    /// The slots it looks into, of so many; none where it looks by due time.
+    pub(super) slots: Vec<u32>,
+    pub(super) total: u32,
+    /// Whether the limit is that of all slots together, and the slots are read in ascending order.
+    pub(super) together: bool,
     /// Rows outside must be dropped: the database could not tell.
     pub(super) filter: Option<ShareUnion>,
+}
+
+/// How far a page came.
+#[derive(Debug, Default)]
+pub(super) struct Extent {
+    pub(super) rows: usize,
+    /// Behind its last row.
+    pub(super) last: Option<Cursor>,
+    /// For each slot that has rows in it: how many, and behind the last one.
+    pub(super) slots: Vec<(u32, usize, Option<Cursor>)>,
+    /// How long the query took.
+    pub(super) took: Duration,
 }
 
 impl Place {
@@ -77,20 +77,26 @@ impl Place {
         }
     }
 
+    /// Whether it matters to the next plan which rows are known.
+    pub(super) fn goes_by_slots(&self) -> bool {
+        matches!(self.way, Way::Slots(_))
+    }
+
     /// Back to the oldest row.
     pub(super) fn rewind(&mut self) {
-        if let Way::Keyset { after, .. } = &mut self.way {
-            *after = None;
+        match &mut self.way {
+            Way::Keyset { after, .. } => *after = None,
+            Way::Slots(rotation) => rotation.rewind(),
         }
     }
 
-    /// What to ask for rows of this share, of which some are `known` already.
+    /// What to ask for about `most` rows of this share, of which some are `known` already.
     pub(super) fn plan(
         &mut self,
         statements: &Statements,
         rows: &ShareUnion,
         epoch: Epoch,
-        batch: usize,
+        most: usize,
         known: &HashSet<Key>,
     ) -> Plan {
         if self.rows != *rows || self.epoch != Some(epoch) {
@@ -104,20 +110,14 @@ impl Place {
                 },
             };
         }
+        let now = env::now();
         match &mut self.way {
             Way::Slots(rotation) => {
-                let slots = rotation.take();
-                let held = busiest(rotation.total(rows), &slots, known);
-                let limit = batch.div_ceil(slots.len().max(1)) + held;
-                Plan {
-                    statement: statements.slots(&slots, limit),
-                    limit,
-                    width: slots.len(),
-                    filter: None,
-                }
+                let total = rows.single().map_or(1, Share::total);
+                let (slots, after) = rotation.take(now);
+                plan_slots(statements, slots, after.as_ref(), total, most, known)
             }
             Way::Keyset { after, since } => {
-                let now = env::now();
                 if since.is_none_or(|since| now >= since + REWIND) {
                     *after = None;
                 }
@@ -125,15 +125,13 @@ impl Place {
                     *since = Some(now);
                 }
                 let filtered = !statements.selects();
-                let limit = if filtered {
-                    widened(batch, rows)
-                } else {
-                    batch
-                };
+                let limit = if filtered { widened(most, rows) } else { most };
                 Plan {
                     statement: statements.page(rows, after.as_ref(), limit),
                     limit,
-                    width: 0,
+                    slots: Vec::new(),
+                    total: 1,
+                    together: false,
                     filter: filtered.then(|| rows.clone()),
                 }
             }
@@ -141,60 +139,56 @@ impl Place {
     }
 
     /// Takes notice of a page. Whether there may be more rows right now.
-    pub(super) fn advance(&mut self, plan: &Plan, heads: &[Head], found: bool) -> bool {
+    pub(super) fn advance(&mut self, plan: &Plan, page: &mut Extent) -> bool {
         match &mut self.way {
             Way::Keyset { after, .. } => {
-                let full = heads.len() >= plan.limit;
-                *after = if full {
-                    heads.last().and_then(Cursor::behind)
-                } else {
-                    None
-                };
+                let full = page.rows >= plan.limit;
+                *after = page.last.take().filter(|_| full);
                 full
             }
-            Way::Slots(rotation) => rotation.advance(plan, heads.len(), found),
+            Way::Slots(rotation) => rotation.advance(plan, page, env::now()),
         }
     }
 }
 
-impl Rotation {
-    fn new(share: &Share) -> Self {
-        Self {
-            slots: share.numbers().iter().collect(),
-            next: 0,
-            width: 1,
-            barren: 0,
+fn plan_slots(
+    statements: &Statements,
+    slots: Vec<u32>,
+    after: Option<&Cursor>,
+    total: u32,
+    most: usize,
+    known: &HashSet<Key>,
+) -> Plan {
+    let together = slots.len() > 1 && statements.dialect() == Dialect::MySql;
+    let (statement, limit) = match (&slots[..], after) {
+        // No known row is behind the cursor.
+        ([slot], Some(_)) => (statements.slot(*slot, after, most), most),
+        ([slot], None) => {
+            let limit = most + held(total, &slots, known).sum::<usize>();
+            (statements.slot(*slot, None, limit), limit)
         }
-    }
-
-    fn total(&self, rows: &ShareUnion) -> u32 {
-        rows.single().map_or(1, Share::total)
-    }
-
-    fn take(&mut self) -> Vec<u32> {
-        let count = self.width.min(self.slots.len());
-        let slots = self.slots.iter().cycle().skip(self.next).take(count);
-        slots.copied().collect()
-    }
-
-    fn advance(&mut self, plan: &Plan, rows: usize, found: bool) -> bool {
-        self.next = (self.next + plan.width) % self.slots.len().max(1);
-        self.barren = if found { 0 } else { self.barren + plan.width };
-        if rows < plan.limit {
-            self.width = (self.width * STEP).min(MAX_WIDTH);
-        } else if rows >= plan.limit * plan.width {
-            self.width = (self.width / STEP).max(1);
+        (many, _) if together => {
+            let limit = most + held(total, many, known).sum::<usize>();
+            (statements.slots(many, limit), limit)
         }
-        let all_barren = self.barren >= self.slots.len();
-        if all_barren {
-            self.barren = 0;
+        (many, _) => {
+            let held = held(total, many, known).max().unwrap_or(0);
+            let limit = most.div_ceil(many.len().max(1)) + held;
+            (statements.slots(many, limit), limit)
         }
-        !all_barren
+    };
+    Plan {
+        statement,
+        limit,
+        slots,
+        total,
+        together,
+        filter: None,
     }
 }
 
-/// The largest number of known rows of one of these slots: so many more must be asked for to find new ones.
-fn busiest(total: u32, slots: &[u32], known: &HashSet<Key>) -> usize {
+/// How many known rows each of these slots has: so many more must be asked for to find new ones.
+fn held(total: u32, slots: &[u32], known: &HashSet<Key>) -> impl Iterator<Item = usize> {
     let mut counts = vec![0_usize; slots.len()];
     for key in known {
         let slot = RowKey::from(key).modulo(total.max(1));
@@ -202,7 +196,7 @@ fn busiest(total: u32, slots: &[u32], known: &HashSet<Key>) -> usize {
             counts[at] += 1;
         }
     }
-    counts.into_iter().max().unwrap_or(0)
+    counts.into_iter()
 }
 
 /// So many rows that about a batch of them is in the share.
@@ -217,17 +211,24 @@ fn widened(batch: usize, rows: &ShareUnion) -> usize {
     batch.saturating_mul(one_in).min(MAX_FILTERED).max(batch)
 }
 
-/// A page: the rows with what the consumer needs of each.
-pub(super) type Rows<D> = Vec<(Head, <D as sqlx::Database>::Row)>;
+/// The rows that a query found, with what the consumer needs of each.
+pub(super) struct Page<D: Driver> {
+    pub(super) rows: Vec<(Head, D::Row)>,
+    pub(super) extent: Extent,
+    /// For how long the oldest of them has been due.
+    pub(super) lag: Duration,
+    /// Rows whose key cannot be read: they are left out.
+    pub(super) unreadable: u64,
+}
 
-/// Asks the database. Rows whose key cannot be read are left out, and counted.
+/// Asks the database.
 pub(super) async fn fetch<D: Driver>(
-    pool: &sqlx::Pool<D>,
-    statements: &Arc<Statements>,
-    statement: &Statement,
-) -> Result<(Rows<D>, u64), sqlx::Error> {
-    let mut connection = pool.acquire().await?;
-    let rows = match D::fetch(&mut connection, statement).await {
+    connection: &mut PoolConnection<D>,
+    statements: &Statements,
+    plan: &Plan,
+) -> Result<Page<D>, sqlx::Error> {
+    let begun = env::now();
+    let rows = match D::fetch(connection, &plan.statement).await {
         Ok(rows) => rows,
         Err(error) => {
             // What is wrong may be the connection's own: a plan of before a change of the table, say.
@@ -235,18 +236,58 @@ pub(super) async fn fetch<D: Driver>(
             return Err(error);
         }
     };
-    let mut unreadable = 0;
-    let mut page = Vec::with_capacity(rows.len());
+    let mut page = Page {
+        rows: Vec::with_capacity(rows.len()),
+        extent: Extent {
+            rows: rows.len(),
+            took: begun.elapsed(),
+            ..Extent::default()
+        },
+        lag: Duration::ZERO,
+        unreadable: 0,
+    };
     for row in rows {
         match D::head(&row, statements.key_type()) {
-            Ok(head) => page.push((head, row)),
+            Ok(head) => page.rows.push((head, row)),
             Err(error) => {
                 tracing::warn!(%error, "a row is left out: its key cannot be read");
-                unreadable += 1;
+                page.unreadable += 1;
             }
         }
     }
-    Ok((page, unreadable))
+    page.measure(plan)?;
+    Ok(page)
+}
+
+impl<D: Driver> Page<D> {
+    /// Where the page begins and ends, and where each slot does: the oldest row is the first of one.
+    fn measure(&mut self, plan: &Plan) -> Result<(), sqlx::Error> {
+        let slot_of = |head: &Head| match plan.slots[..] {
+            [] => 0,
+            [slot] => slot,
+            _ => RowKey::from(&head.key).modulo(plan.total.max(1)),
+        };
+        let cursor = |(head, row): &(Head, D::Row)| -> Result<Option<Cursor>, sqlx::Error> {
+            let key = head.key.clone();
+            Ok(D::due(row)?.map(|due| Cursor { due, key }))
+        };
+        let same = |a: &(Head, D::Row), b: &(Head, D::Row)| slot_of(&a.0) == slot_of(&b.0);
+        let mut lag = 0.0_f64;
+        for rows in self.rows.chunk_by(same) {
+            let [(first, oldest), ..] = rows else {
+                continue;
+            };
+            lag = lag.max(D::lag(oldest)?);
+            let last = rows.last().map(cursor).transpose()?.flatten();
+            if plan.slots.is_empty() {
+                self.extent.last = last;
+            } else {
+                self.extent.slots.push((slot_of(first), rows.len(), last));
+            }
+        }
+        self.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -254,38 +295,6 @@ mod tests {
     use skyschedule_common::share::Numbers;
 
     use super::*;
-
-    fn plan(limit: usize, width: usize) -> Plan {
-        Plan {
-            statement: Statement::new(String::new(), Vec::new()),
-            limit,
-            width,
-            filter: None,
-        }
-    }
-
-    #[test]
-    fn a_rotation_visits_every_slot_and_widens_while_it_finds_nothing() {
-        let share = Share::new(1_024, Numbers::range(0, 99)).unwrap();
-        let mut rotation = Rotation::new(&share);
-        let mut seen: Vec<u32> = Vec::new();
-        let mut queries = 0;
-        loop {
-            let slots = rotation.take();
-            seen.extend(&slots);
-            queries += 1;
-            if !rotation.advance(&plan(10, slots.len()), 0, false) {
-                break;
-            }
-        }
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 100);
-        assert!(queries <= 6, "{queries}");
-        let wide = rotation.take().len();
-        rotation.advance(&plan(2, wide), 2 * wide, true);
-        assert!(rotation.take().len() < wide, "full slots: narrower again");
-    }
 
     #[test]
     fn a_page_to_filter_is_wider_within_bounds() {

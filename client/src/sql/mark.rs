@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use skyschedule_common::env::Instant;
-use sqlx::Pool;
+use sqlx::pool::PoolConnection;
 
 use super::driver::{Driver, Statement};
 use super::key::Key;
@@ -31,29 +31,29 @@ pub(super) struct Marked {
 
 /// Marks all of these. On an error nothing is known to be marked: all can be tried again, since marks are conditional.
 pub(super) async fn mark<D: Driver>(
-    pool: &Pool<D>,
+    connection: &mut PoolConnection<D>,
     statements: &Statements,
     finished: &[Finished],
 ) -> Result<Marked, sqlx::Error> {
-    match together(pool, &plan(statements, finished)).await {
+    match together(connection, &plan(statements, finished)).await {
         Ok(lost) => Ok(Marked {
             lost,
             refused: Vec::new(),
         }),
-        Err(error) if is_of_a_row(&error) => one_by_one(pool, statements, finished).await,
+        Err(error) if is_of_a_row(&error) => one_by_one(connection, statements, finished).await,
         Err(error) => Err(error),
     }
 }
 
 /// One row must not keep all others from being marked.
 async fn one_by_one<D: Driver>(
-    pool: &Pool<D>,
+    connection: &mut PoolConnection<D>,
     statements: &Statements,
     finished: &[Finished],
 ) -> Result<Marked, sqlx::Error> {
     let mut marked = Marked::default();
     for one in finished {
-        match together(pool, &plan(statements, std::slice::from_ref(one))).await {
+        match together(connection, &plan(statements, std::slice::from_ref(one))).await {
             Ok(lost) => marked.lost += lost,
             Err(error) if is_of_a_row(&error) => {
                 marked.refused.push((one.key.clone(), error.to_string()));
@@ -87,18 +87,26 @@ pub(super) fn plan(statements: &Statements, finished: &[Finished]) -> Vec<(State
 
 /// Executes all or nothing; how many rows were not changed although they should have been.
 async fn together<D: Driver>(
-    pool: &Pool<D>,
+    connection: &mut PoolConnection<D>,
     plan: &[(Statement, u64)],
 ) -> Result<u64, sqlx::Error> {
-    if let [(only, expected)] = plan {
-        let mut connection = pool.acquire().await?;
-        let changed = D::execute(&mut connection, only).await;
-        if changed.is_err() {
-            connection.close_on_drop();
-        }
-        return Ok(expected.saturating_sub(changed?));
+    let marked = if let [(only, expected)] = plan {
+        let changed = D::execute(connection, only).await;
+        changed.map(|changed| expected.saturating_sub(changed))
+    } else {
+        in_transaction(connection, plan).await
+    };
+    if marked.as_ref().is_err_and(|error| !is_of_a_row(error)) {
+        connection.close_on_drop();
     }
-    let mut transaction = D::begin(pool).await?;
+    marked
+}
+
+async fn in_transaction<D: Driver>(
+    connection: &mut PoolConnection<D>,
+    plan: &[(Statement, u64)],
+) -> Result<u64, sqlx::Error> {
+    let mut transaction = D::begin(connection).await?;
     let mut lost = 0;
     for (statement, expected) in plan {
         lost += expected.saturating_sub(D::execute(&mut transaction, statement).await?);

@@ -20,9 +20,9 @@ use sqlx::{FromRow, Pool};
 use tokio::sync::watch;
 
 use super::super::consumer::Settings;
-use super::super::driver::{Driver, Head};
+use super::super::driver::Driver;
 use super::super::engine::pending_or;
-use super::super::fetch::{Place, Plan, fetch};
+use super::super::fetch::{Page, Place, Plan, fetch};
 use super::super::key::Key;
 use super::super::metrics::Metrics;
 use super::super::pace::{Idle, Trouble};
@@ -62,7 +62,7 @@ pub(in super::super) struct Engine<D: Driver, R, H> {
     rewind: bool,
     idle: Idle,
     next_poll: Instant,
-    fetching: Option<BoxFuture<'static, Result<Fetched, FetchError>>>,
+    fetching: Option<BoxFuture<'static, Result<Fetched<D>, FetchError>>>,
     /// The newest rows of this client, kept so that their end is seen.
     work: Option<Arc<Work>>,
     recalled: Option<BoxFuture<'static, ()>>,
@@ -90,11 +90,10 @@ struct Aside {
     alone: bool,
 }
 
-struct Fetched {
+struct Fetched<D: Driver> {
     work: Arc<Work>,
     plan: Plan,
-    heads: Vec<Head>,
-    unreadable: u64,
+    page: Page<D>,
     place: Place,
 }
 
@@ -408,12 +407,15 @@ where
             };
             let plan = place.plan(&statements, work.share(), work.epoch(), batch, &known);
             metrics.send_modify(|metrics| metrics.polls += 1);
-            match env::timeout(limit, fetch(&pool, &statements, &plan.statement)).await {
-                Ok(Ok((rows, unreadable))) => Ok(Fetched {
+            let page = async {
+                let mut connection = pool.acquire().await?;
+                fetch(&mut connection, &statements, &plan).await
+            };
+            match env::timeout(limit, page).await {
+                Ok(Ok(page)) => Ok(Fetched {
                     work: Arc::new(work),
                     plan,
-                    heads: rows.into_iter().map(|(head, _)| head).collect(),
-                    unreadable,
+                    page,
                     place,
                 }),
                 Ok(Err(error)) => Err(FetchError::Database(place, error.to_string())),
@@ -422,7 +424,7 @@ where
         }));
     }
 
-    fn take_fetched(&mut self, fetched: Result<Fetched, FetchError>) {
+    fn take_fetched(&mut self, fetched: Result<Fetched<D>, FetchError>) {
         let now = env::now();
         let fetched = match fetched {
             Ok(fetched) => fetched,
@@ -439,13 +441,12 @@ where
         let Fetched {
             work,
             plan,
-            heads,
-            unreadable,
+            mut page,
             place,
         } = fetched;
         self.place = place;
         let mut found = false;
-        for head in &heads {
+        for (head, _) in &page.rows {
             let key = &head.key;
             let elsewhere = plan
                 .filter
@@ -461,14 +462,13 @@ where
                 key: key.clone(),
             });
         }
-        let more = self.place.advance(&plan, &heads, found);
+        let more = self.place.advance(&plan, &mut page.extent);
         self.next_poll = now + self.idle.wait(found, more);
         self.recalled = Some(Box::pin(work.recalled()));
         self.work = Some(work);
-        let lag = heads.iter().map(|head| head.lag).fold(0.0_f64, f64::max);
         self.metrics.send_modify(|metrics| {
-            metrics.unreadable += unreadable;
-            metrics.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);
+            metrics.unreadable += page.unreadable;
+            metrics.lag = page.lag;
         });
     }
 

@@ -1,0 +1,279 @@
+//! The slots of a share, one after the other, so that none starves.
+//!
+//! A slot is read on behind its last row while its pages are full, so that rows which were marked meanwhile, and which the
+//! database still has to step over, are met once. A slot that had no more is left out for a while; when all have, the
+//! consumer is idle, and looks into many slots at a time.
+
+use std::time::Duration;
+
+use skyschedule_common::env::Instant;
+use skyschedule_common::share::Share;
+
+use super::fetch::{Extent, Plan, REWIND};
+use super::statements::Cursor;
+
+/// Most slots that one query looks into.
+const MAX_WIDTH: usize = 64;
+
+/// A query widens and narrows by this factor.
+const STEP: usize = 4;
+
+/// For how long a slot is left out that has no more, at least.
+const DRY: Duration = Duration::from_millis(20);
+
+/// Looks into slots without rows take one part in so many of the time.
+const THRIFT: u32 = 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    slots: Vec<Slot>,
+    next: usize,
+    width: usize,
+    /// How many slots are dry.
+    dry: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    number: u32,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// To be read from its oldest row.
+    Unread,
+    /// Read as far as this row; its oldest row was asked for at that time.
+    Behind(Cursor, Instant),
+    /// It had no more rows. Not to be read before that time, unless all are dry.
+    Dry(Instant),
+}
+
+impl State {
+    fn is_dry(&self) -> bool {
+        matches!(self, Self::Dry(_))
+    }
+
+    fn waits(&self, now: Instant) -> bool {
+        matches!(self, Self::Dry(until) if now < *until)
+    }
+
+    /// Where to read on. Not for ever: rows may have been committed behind it.
+    fn cursor(&self, now: Instant) -> Option<&Cursor> {
+        match self {
+            Self::Behind(cursor, since) if now < *since + REWIND => Some(cursor),
+            _ => None,
+        }
+    }
+}
+
+impl Rotation {
+    pub(super) fn new(share: &Share) -> Self {
+        let slot = |number| Slot {
+            number,
+            state: State::Unread,
+        };
+        Self {
+            slots: share.numbers().iter().map(slot).collect(),
+            next: 0,
+            width: 1,
+            dry: 0,
+        }
+    }
+
+    /// Back to the oldest row of each slot.
+    pub(super) fn rewind(&mut self) {
+        for slot in &mut self.slots {
+            slot.state = State::Unread;
+        }
+        self.dry = 0;
+    }
+
+    /// The slots to read: several from their oldest rows, or one behind a cursor.
+    pub(super) fn take(&mut self, now: Instant) -> (Vec<u32>, Option<Cursor>) {
+        if self.dry >= self.slots.len() {
+            self.rewind();
+        }
+        let count = self.slots.len();
+        let around = |from: usize| (0..count).map(move |step| (from + step) % count.max(1));
+        // While none may be read yet, the next one is, rather than none.
+        let from = around(self.next).find(|at| !self.slots[*at].state.waits(now));
+        self.next = from.unwrap_or(self.next);
+        let mut slots = Vec::with_capacity(self.width);
+        for slot in around(self.next).map(|at| &self.slots[at]) {
+            let cursor = slot.state.cursor(now);
+            if slots.is_empty() {
+                slots.push(slot.number);
+                if cursor.is_some() {
+                    return (slots, cursor.cloned());
+                }
+            } else if slots.len() < self.width && cursor.is_none() && !slot.state.waits(now) {
+                slots.push(slot.number);
+            } else {
+                break;
+            }
+        }
+        (slots, None)
+    }
+
+    /// Takes notice of a page. Whether there may be more rows right now.
+    pub(super) fn advance(&mut self, plan: &Plan, page: &mut Extent, now: Instant) -> bool {
+        let full = page.rows >= plan.limit;
+        // Read together, only those before the last one are read to their ends.
+        let last_read = match page.slots.last() {
+            Some((number, ..)) if plan.together && full && plan.slots.contains(number) => *number,
+            _ => u32::MAX,
+        };
+        let until = now + (page.took * THRIFT).clamp(DRY, REWIND);
+        let count = self.slots.len();
+        for _ in 0..plan.slots.len() {
+            let Some(slot) = self.slots.get_mut(self.next) else {
+                break;
+            };
+            self.next = (self.next + 1) % count;
+            let found = page
+                .slots
+                .iter_mut()
+                .find(|(number, ..)| *number == slot.number);
+            let since = match &slot.state {
+                State::Behind(_, since) if now < *since + REWIND => *since,
+                _ => now,
+            };
+            let was_dry = slot.state.is_dry();
+            slot.state = match found {
+                Some((_, rows, last)) if *rows >= plan.limit || slot.number == last_read => {
+                    match last.take() {
+                        Some(cursor) => State::Behind(cursor, since),
+                        None => State::Unread,
+                    }
+                }
+                _ if slot.number > last_read => State::Unread,
+                _ => State::Dry(until),
+            };
+            self.dry = self.dry + usize::from(slot.state.is_dry()) - usize::from(was_dry);
+        }
+        if page.rows < plan.limit {
+            self.width = (self.width * STEP).min(MAX_WIDTH);
+        } else if plan.together || page.rows >= plan.limit * plan.slots.len() {
+            self.width = (self.width / STEP).max(1);
+        }
+        self.dry < count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skyschedule_common::share::Numbers;
+
+    use super::super::driver::{Due, Statement};
+    use super::super::key::Key;
+    use super::*;
+
+    fn rotation(slots: u32) -> Rotation {
+        Rotation::new(&Share::new(1_024, Numbers::range(0, slots - 1)).unwrap())
+    }
+
+    fn plan(slots: &[u32], limit: usize) -> Plan {
+        Plan {
+            statement: Statement::new(String::new(), Vec::new()),
+            limit,
+            slots: slots.to_vec(),
+            total: 1_024,
+            together: false,
+            filter: None,
+        }
+    }
+
+    fn cursor() -> Option<Cursor> {
+        Some(Cursor {
+            due: Due::Text(String::new()),
+            key: Key::Integer(1),
+        })
+    }
+
+    /// Pages with so many rows of each of these slots.
+    fn page(slots: &[(u32, usize)]) -> Extent {
+        Extent {
+            rows: slots.iter().map(|(_, rows)| rows).sum(),
+            slots: slots
+                .iter()
+                .map(|(slot, rows)| (*slot, *rows, cursor()))
+                .collect(),
+            ..Extent::default()
+        }
+    }
+
+    #[test]
+    fn every_slot_is_visited_and_the_look_widens_while_it_finds_nothing() {
+        let (mut rotation, now) = (rotation(100), Instant::from_nanos(0));
+        let mut seen: Vec<u32> = Vec::new();
+        let mut queries = 0;
+        loop {
+            let (slots, after) = rotation.take(now);
+            assert!(after.is_none());
+            seen.extend(&slots);
+            queries += 1;
+            if !rotation.advance(&plan(&slots, 10), &mut page(&[]), now) {
+                break;
+            }
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 100);
+        assert!(queries <= 6, "{queries}");
+        let (wide, _) = rotation.take(now);
+        let full: Vec<(u32, usize)> = wide.iter().map(|slot| (*slot, 2)).collect();
+        rotation.advance(&plan(&wide, 2), &mut page(&full), now);
+        assert!(rotation.width < wide.len(), "full slots: narrower again");
+    }
+
+    #[test]
+    fn a_full_slot_is_read_on_but_not_before_the_others_nor_for_ever() {
+        let (mut rotation, now) = (rotation(3), Instant::from_nanos(0));
+        for slot in 0..3 {
+            assert_eq!(rotation.take(now).0, [slot]);
+            assert!(rotation.advance(&plan(&[slot], 10), &mut page(&[(slot, 10)]), now));
+        }
+        let (slots, after) = rotation.take(now);
+        assert!(slots == [0] && after == cursor());
+        let (_, after) = rotation.take(now + REWIND);
+        assert!(after.is_none(), "rows may have come behind the cursor");
+    }
+
+    #[test]
+    fn a_slot_without_more_rows_is_left_out_for_a_while_only() {
+        let (mut rotation, now) = (rotation(2), Instant::from_nanos(0));
+        assert_eq!(rotation.take(now).0, [0]);
+        assert!(rotation.advance(&plan(&[0], 10), &mut page(&[(0, 9)]), now));
+        for _ in 0..3 {
+            assert_eq!(rotation.take(now).0, [1]);
+            assert!(rotation.advance(&plan(&[1], 10), &mut page(&[(1, 10)]), now));
+        }
+        let later = now + DRY;
+        assert_eq!(rotation.take(later).0, [0], "new rows may be in it");
+    }
+
+    #[test]
+    fn slots_read_together_are_read_to_the_last_row_of_the_page() {
+        let (mut rotation, now) = (rotation(4), Instant::from_nanos(0));
+        rotation.width = 4;
+        let (slots, _) = rotation.take(now);
+        assert_eq!(slots, [0, 1, 2, 3]);
+        let together = Plan {
+            together: true,
+            ..plan(&slots, 10)
+        };
+        assert!(rotation.advance(&together, &mut page(&[(0, 4), (2, 6)]), now));
+        let states: Vec<&State> = rotation.slots.iter().map(|slot| &slot.state).collect();
+        assert!(matches!(
+            states[..],
+            [
+                State::Dry(_),
+                State::Dry(_),
+                State::Behind(..),
+                State::Unread
+            ]
+        ));
+    }
+}
