@@ -80,7 +80,15 @@ async fn unreliable(task: Task<NoColumns>, mut tx: AnyTx) -> Result<(), HandlerE
     match number(task.key()) % 10 {
         1 => Err("an error on purpose".into()),
         2 => panic!("a panic on purpose"),
-        3 => std::future::pending().await,
+        3 => {
+            // The database would be at it for longer than the handler may take.
+            match &tx {
+                AnyTx::Postgres(_) => write(&mut tx, "SELECT pg_sleep(60)").await?,
+                AnyTx::MySql(_) => write(&mut tx, "SELECT SLEEP(60)").await?,
+                AnyTx::Sqlite(_) => {}
+            }
+            std::future::pending().await
+        }
         4 if task.attempt() == 1 => Err("only the first time".into()),
         5 => Ok(write(&mut tx, "INSERT INTO nowhere VALUES (1)").await?),
         6 => {
@@ -134,6 +142,34 @@ on_each_database! {
         assert_eq!(effects(place).await, (done, done), "an effect a task that is done");
         let of_failed = "SELECT COUNT(*) FROM effect JOIN task_info ON id = task_id WHERE status <> 1";
         assert_eq!(place.number(of_failed).await, 0);
+    }
+
+    async fn what_the_commit_refuses_has_failed_and_takes_no_other_task_with_it(place: &Place) {
+        create(place).await;
+        place.add_tasks(0..10).await;
+        // A reference that is checked when the transaction is committed; MariaDB checks at once.
+        place.execute("CREATE TABLE letter (id BIGINT PRIMARY KEY)").await;
+        place.execute("INSERT INTO letter VALUES (1)").await;
+        place.execute(place.pick(
+            "CREATE TABLE sent (letter BIGINT REFERENCES letter DEFERRABLE INITIALLY DEFERRED)",
+            "CREATE TABLE sent (letter BIGINT, FOREIGN KEY (letter) REFERENCES letter (id))",
+            "CREATE TABLE sent (letter BIGINT REFERENCES letter (id) DEFERRABLE INITIALLY DEFERRED)",
+        )).await;
+        let handler = |task: Task<NoColumns>, mut tx: AnyTx| async move {
+            effect(&mut tx, &task, "a").await?;
+            let letter = if number(task.key()) == 7 { 2 } else { 1 };
+            write(&mut tx, &format!("INSERT INTO sent VALUES ({letter})")).await
+        };
+        let set_up = |builder: Builder| builder.transactions(Transactions::PerBatch);
+        let crew = Crew::new().await;
+        let client = crew.client("a").await;
+        let member = in_transactions(client, &place.database, table(), set_up, handler).await;
+        member.until("all are marked", |metrics| metrics.done + metrics.failed == 10).await;
+        let metrics = member.close().await;
+        assert_eq!((metrics.failed, metrics.retried), (1, 1), "{metrics:?}");
+        assert_eq!(effects(place).await, (9, 9));
+        assert_eq!(place.number("SELECT id FROM task_info WHERE status = 2 AND attempts = 2").await, 7);
+        assert_eq!(place.number("SELECT COUNT(*) FROM task_info WHERE status = 1 AND attempts IS NULL").await, 9);
     }
 
     async fn a_batch_is_one_transaction_and_a_task_alone_has_its_own(place: &Place) {

@@ -120,7 +120,11 @@ async fn killed_again_and_again(place: Place, tasks: i64, work_ms: &str) {
     server.admin().short_leases(GROUP).await;
     let logs = TempDir::new().unwrap();
     let start = |n: usize, life: usize| {
-        let scope = if n.is_multiple_of(2) { "per-task" } else { "per-batch" };
+        let scope = if n.is_multiple_of(2) {
+            "per-task"
+        } else {
+            "per-batch"
+        };
         let flags = [
             "--concurrency",
             "4",

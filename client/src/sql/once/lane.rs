@@ -356,7 +356,15 @@ where
                 (failure, returned)
             }
         };
-        match within(limit, open.undo()).await {
+        let mut undone = within(limit, open.undo()).await;
+        if undone
+            .as_ref()
+            .is_err_and(|problem| problem.kind != Kind::Lost)
+        {
+            // That may have been the answer to the last statement of a handler that did not wait for it.
+            undone = within(limit, open.undo()).await;
+        }
+        match undone {
             Ok(()) => Ok(Ended::Undone(failure)),
             // A statement that does not end, or the handler has lost the connection.
             Err(problem) if problem.kind == Kind::Lost && returned => Err(problem.into()),

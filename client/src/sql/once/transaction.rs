@@ -20,13 +20,21 @@ const SAVEPOINT: &str = "SAVEPOINT skyschedule";
 const RELEASE: &str = "RELEASE SAVEPOINT skyschedule";
 const UNDO: &str = "ROLLBACK TO SAVEPOINT skyschedule";
 
+/// So much longer than a handler may take a statement of it: the handler is out of time first.
+const STATEMENT_MARGIN: Duration = Duration::from_millis(500);
+
 /// So much longer than a handler may take a session of PostgreSQL may be idle within its transaction.
 const IDLE_MARGIN: Duration = Duration::from_secs(10);
+
+/// Longest time that the databases can be told: 24 days.
+const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// A connection with a transaction. Unless that is ended in good order the connection is closed when this is
 /// dropped, whereby the database rolls back.
 pub(super) struct Open<D: Driver> {
     connection: PoolConnection<D>,
+    /// The time of statements was limited.
+    limited: bool,
     ended: bool,
 }
 
@@ -46,6 +54,7 @@ impl<D: Driver> Open<D> {
     ) -> Result<Self, sqlx::Error> {
         let mut open = Self {
             connection: pool.acquire().await?,
+            limited: handler.is_some(),
             ended: false,
         };
         let begin = AssertSqlSafe(begin_text(D::DIALECT, handler)).into_sql_str();
@@ -102,8 +111,11 @@ impl<D: Driver> Open<D> {
     /// Makes the connection, whose transaction is over, what it was before; otherwise it is closed.
     pub(super) async fn restore(&mut self) -> Result<(), sqlx::Error> {
         if D::DIALECT == Dialect::MySql {
-            const BEFORE: &str = "SET autocommit = 1 /*M!100100 , max_statement_time = DEFAULT */";
-            D::command(&mut self.connection, BEFORE).await?;
+            let before = match self.limited {
+                true => "SET autocommit = 1 /*M!100100 , max_statement_time = DEFAULT */",
+                false => "SET autocommit = 1",
+            };
+            D::command(&mut self.connection, before).await?;
         }
         self.ended = true;
         Ok(())
@@ -116,29 +128,24 @@ impl<D: Driver> Open<D> {
 /// no gaps between rows. SQLite has one writer at a time, and so nothing to isolate. A statement of a handler that is
 /// out of time must end by itself: until then it keeps the locks of its task.
 fn begin_text(dialect: Dialect, handler: Option<Duration>) -> String {
+    let after = |margin| handler.map(|limit| limit.saturating_add(margin).min(LONGEST));
     match dialect {
         Dialect::Postgres => {
             let mut text = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE".to_owned();
-            if let Some(limit) = handler {
-                let (statement, idle) =
-                    (limit.as_millis().max(1), (limit + IDLE_MARGIN).as_millis());
-                text.push_str(&format!(
-                    "; SET LOCAL statement_timeout = {statement}; \
-                     SET LOCAL idle_in_transaction_session_timeout = {idle}"
-                ));
+            for (setting, limit) in [
+                ("statement_timeout", after(STATEMENT_MARGIN)),
+                ("idle_in_transaction_session_timeout", after(IDLE_MARGIN)),
+            ] {
+                if let Some(limit) = limit {
+                    text.push_str(&format!("; SET LOCAL {setting} = {}", limit.as_millis()));
+                }
             }
             text
         }
         // A deadlock ends the whole transaction. A handler that goes on all the same must not commit each
         // statement by itself from there on: hence autocommit.
         Dialect::MySql => {
-            // Only MariaDB knows it, and reads such comments.
-            let limit = handler.map_or(String::new(), |limit| {
-                format!(
-                    " /*M!100100 , max_statement_time = {:.3} */",
-                    limit.as_secs_f64().max(0.001)
-                )
-            });
+            let limit = after(STATEMENT_MARGIN).map_or(String::new(), limited_mariadb);
             format!(
                 "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET autocommit = 0{limit}; \
                  START TRANSACTION READ WRITE"
@@ -147,6 +154,14 @@ fn begin_text(dialect: Dialect, handler: Option<Duration>) -> String {
         // One that reads first and writes then fails at once where another one writes.
         Dialect::Sqlite => "BEGIN IMMEDIATE".to_owned(),
     }
+}
+
+/// Only MariaDB knows this setting, and only MariaDB reads such comments.
+fn limited_mariadb(limit: Duration) -> String {
+    format!(
+        " /*M!100100 , max_statement_time = {:.3} */",
+        limit.as_secs_f64()
+    )
 }
 
 /// A transaction that is lent to handlers, one after the other.
@@ -197,7 +212,7 @@ mod tests {
         let with = |dialect| begin_text(dialect, Some(Duration::from_secs(2)));
         assert_eq!(
             with(Dialect::Postgres),
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 2000; \
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 2500; \
              SET LOCAL idle_in_transaction_session_timeout = 12000"
         );
         assert!(
