@@ -61,11 +61,15 @@ pub mod names {
     pub const DEGRADED: &str = "skyschedule_degraded";
     /// Seconds for which this replica has seen no quorum; 0 while it sees one.
     pub const WITHOUT_QUORUM: &str = "skyschedule_without_quorum_seconds";
+    /// Entries of the log that another replica lacks, by `replica`; none on a replica that does not lead.
+    pub const REPLICA_LAG: &str = "skyschedule_replica_lag_entries";
+    /// Counts leaderships, as far as this replica knows; 0 on one that is alone.
+    pub const TERM: &str = "skyschedule_term";
     /// 1 on the leader, else 0.
     pub const LEADER: &str = "skyschedule_leader";
 
     /// All of them.
-    pub const ALL: [&str; 20] = [
+    pub const ALL: [&str; 22] = [
         CONNECTIONS,
         CONNECTIONS_REFUSED,
         LOGINS,
@@ -86,6 +90,8 @@ pub mod names {
         LEADER,
         DEGRADED,
         WITHOUT_QUORUM,
+        REPLICA_LAG,
+        TERM,
     ];
 }
 
@@ -121,6 +127,8 @@ struct Inner {
     leader: Gauge,
     degraded: Gauge,
     without_quorum: Gauge,
+    replica_lag: Family<[Label<u16>; 1], Gauge>,
+    term: Gauge,
     known: Mutex<Known>,
 }
 
@@ -201,6 +209,8 @@ impl Metrics {
                 names::WITHOUT_QUORUM,
                 "Seconds for which no quorum was seen",
             ),
+            replica_lag: register(r, names::REPLICA_LAG, "Entries that another replica lacks"),
+            term: register(r, names::TERM, "The term that this replica knows"),
             known: Mutex::new(Known {
                 labels: HashMap::new(),
                 members: HashMap::new(),
@@ -280,6 +290,17 @@ impl Metrics {
     pub fn without_quorum(&self, length: Duration) {
         let seconds = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
         self.0.without_quorum.set(seconds);
+    }
+
+    /// The present term, and how many entries each other replica lacks, where this one leads.
+    pub fn replicas(&self, term: u64, lags: impl Iterator<Item = (u16, u64)>) {
+        let clamp = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        self.0.term.set(clamp(term));
+        self.0.replica_lag.clear();
+        for (replica, lag) in lags {
+            let lags = &self.0.replica_lag;
+            lags.get_or_create(&[("replica", replica)]).set(clamp(lag));
+        }
     }
 
     /// A handover is over.
@@ -400,6 +421,7 @@ mod tests {
         metrics.login("ok");
         metrics.members(&orders, 3);
         metrics.handover(&orders, Duration::from_millis(5));
+        metrics.replicas(1, [(2, 0)].into_iter());
         metrics.expired(&orders, "lease");
         metrics.overtaken(&orders);
         metrics.fenced(&orders);

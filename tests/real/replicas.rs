@@ -338,6 +338,32 @@ async fn replicas_without_the_secret_are_turned_away() {
 }
 
 #[tokio::test]
+async fn replicas_with_other_peers_say_so_and_form_no_cluster() {
+    let mut cluster = Cluster::prepared();
+    let peers = cluster.peers();
+    let more = format!("{peers},4=127.0.0.1:1");
+    for (at, server) in cluster.servers.iter_mut().enumerate() {
+        server.flag("--peers", if at == 0 { &peers } else { &more });
+        server.launch();
+    }
+    let deadline = env::now() + Duration::from_secs(20);
+    for server in &cluster.servers {
+        while !server.logged("other replicas have other peers; give all replicas the same peers") {
+            assert!(env::now() < deadline, "{}", server.log());
+            env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert!(cluster.servers[1].logged("waits for replicas [4]"));
+    for server in &mut cluster.servers {
+        assert!(!server.admin().is_ready().await);
+        server.stop().await;
+        server.flag("--peers", &peers);
+        server.launch();
+    }
+    cluster.ready().await;
+}
+
+#[tokio::test]
 async fn a_disk_of_another_cluster_or_another_replica_is_refused() {
     let mut one = Cluster::start().await;
     let mut other = Cluster::start().await;

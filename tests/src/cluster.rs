@@ -18,19 +18,29 @@ pub struct Cluster {
     pub servers: Vec<Server>,
 }
 
+fn peers(servers: &[Server]) -> String {
+    let peers: Vec<String> = (1..)
+        .zip(servers)
+        .map(|(id, server)| format!("{id}={}", server.address()))
+        .collect();
+    peers.join(",")
+}
+
 impl Cluster {
     /// Three servers that have addresses but do not run yet.
     pub fn prepared() -> Self {
         let mut servers: Vec<Server> = (0..3).map(|_| Server::prepared()).collect();
-        let peers: Vec<String> = (1..)
-            .zip(&servers)
-            .map(|(id, server)| format!("{id}={}", server.address()))
-            .collect();
+        let peers = peers(&servers);
         for (id, server) in (1..).zip(&mut servers) {
             server.flag("--replica-id", &format!("{id}"));
-            server.flag("--peers", &peers.join(","));
+            server.flag("--peers", &peers);
         }
         Self { servers }
+    }
+
+    /// The list of peers that all have.
+    pub fn peers(&self) -> String {
+        peers(&self.servers)
     }
 
     /// Three servers that lead and follow.

@@ -63,9 +63,12 @@ impl Server {
         }
     }
 
-    /// Another flag of `skyschedule serve`, from its next start on.
+    /// Another flag of `skyschedule serve`, or another value of one, from its next start on.
     pub fn flag(&mut self, name: &str, value: &str) {
-        self.more.extend([name.to_owned(), value.to_owned()]);
+        match self.more.iter().position(|flag| flag == name) {
+            Some(at) => value.clone_into(&mut self.more[at + 1]),
+            None => self.more.extend([name.to_owned(), value.to_owned()]),
+        }
     }
 
     /// Takes its disk away, while it does not run.

@@ -37,12 +37,26 @@ pub(super) struct Formation {
     pub(super) place: String,
 }
 
+/// What was said last about each matter: what goes on for days is logged once.
+#[derive(Debug, Default)]
+struct Said(BTreeMap<&'static str, String>);
+
+impl Said {
+    /// Whether this is something, and something else than before.
+    fn is_new(&mut self, matter: &'static str, text: &str) -> bool {
+        let last = self.0.insert(matter, text.to_owned());
+        !text.is_empty() && last.as_deref() != Some(text)
+    }
+}
+
 impl Formation {
     /// Goes on for ever, unless this replica's disk belongs to another cluster.
     pub(super) async fn run(self) -> ConsensusError {
+        let mut said = Said::default();
         loop {
             let statuses = self.ask_all().await;
-            if let Err(error) = self.check_cluster(&statuses) {
+            self.check_peers(&statuses, &mut said);
+            if let Err(error) = self.check_cluster(&statuses, &mut said) {
                 return error;
             }
             let done = match self.answers.status() {
@@ -56,7 +70,11 @@ impl Formation {
                     ..
                 } => true,
                 _ => {
-                    self.form_or_return(&statuses).await;
+                    let result = self.form_or_return(&statuses).await;
+                    let why = result.err().unwrap_or_default();
+                    if said.is_new("forming", &why) {
+                        tracing::warn!(why, "cannot take part in the cluster yet");
+                    }
                     false
                 }
             };
@@ -76,8 +94,25 @@ impl Formation {
         join_all(asked).await.into_iter().flatten().collect()
     }
 
+    /// Says once of each replica that its configuration lists others.
+    fn check_peers(&self, statuses: &BTreeMap<u16, Status>, said: &mut Said) {
+        let mine = &self.answers.replicas;
+        let others = statuses
+            .iter()
+            .filter(|(_, status)| status.replicas != *mine);
+        let theirs: BTreeMap<_, _> = others.map(|(id, status)| (id, &status.replicas)).collect();
+        let text = theirs.iter().next().map(|_| format!("{theirs:?}"));
+        if said.is_new("peers", &text.unwrap_or_default()) {
+            tracing::error!(?theirs, ours = ?mine, "other replicas have other peers; give all replicas the same peers");
+        }
+    }
+
     /// One replica with the disk of another cluster gives up; those that find it need not.
-    fn check_cluster(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), ConsensusError> {
+    fn check_cluster(
+        &self,
+        statuses: &BTreeMap<u16, Status>,
+        said: &mut Said,
+    ) -> Result<(), ConsensusError> {
         let me = self.answers.status();
         let Some(mine) = me.cluster.filter(|_| !me.empty) else {
             return Ok(());
@@ -92,26 +127,28 @@ impl Formation {
                 place: self.place.clone(),
             });
         }
-        if !foreign.is_empty() {
+        let text = foreign.first().map(|_| format!("{foreign:?}"));
+        if said.is_new("foreign", &text.unwrap_or_default()) {
             tracing::error!(replicas = ?foreign, "the disk of another replica is from another cluster; give it its own disk back, or an empty one");
         }
         Ok(())
     }
 
-    async fn form_or_return(&self, statuses: &BTreeMap<u16, Status>) {
-        if statuses.len() < self.others.len() {
-            return;
+    async fn form_or_return(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), String> {
+        let missing = self.others.iter().filter(|id| !statuses.contains_key(id));
+        let missing: Vec<_> = missing.collect();
+        if !missing.is_empty() {
+            return Err(format!(
+                "waits for replicas {missing:?}: a cluster forms, or takes an empty disk in, when all are there"
+            ));
         }
         let me = self.answers.status();
-        let result = if me.empty && statuses.values().all(|status| status.empty) {
+        if me.empty && statuses.values().all(|status| status.empty) {
             self.form(me.cluster).await
         } else if me.standing == Standing::Blank {
             self.come_back(statuses).await
         } else {
             Ok(())
-        };
-        if let Err(why) = result {
-            tracing::warn!(why, "cannot take part in the cluster yet");
         }
     }
 
@@ -127,7 +164,8 @@ impl Formation {
         let set = membership.set(cluster, Standing::Full).await;
         set.map_err(|error| error.to_string())?;
         for &other in &self.others {
-            let request = Request::Form { cluster };
+            let replicas = self.answers.replicas.clone();
+            let request = Request::Form { cluster, replicas };
             let reply = self.network.call(u64::from(other), request, LIMIT).await;
             if !matches!(reply.map_err(|error| error.to_string())?, Reply::Done) {
                 return Err(format!("replica {other} gives a wrong answer"));

@@ -1,5 +1,6 @@
 //! What other replicas ask about consensus, and whether this one may take part in it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -79,6 +80,8 @@ pub(super) struct Answers {
     pub(super) log: Log,
     pub(super) membership: Membership,
     pub(super) advertise: String,
+    /// All replicas by the configuration, this one included.
+    pub(super) replicas: BTreeSet<u16>,
 }
 
 impl Answers {
@@ -103,7 +106,13 @@ impl Answers {
         let same_cluster = cluster.is_some() && cluster == identity.cluster;
         match request {
             Request::Status => Ok(Reply::Status(self.status())),
-            Request::Form { cluster } => self.form(cluster).await,
+            Request::Form { cluster, replicas } if replicas == self.replicas => {
+                self.form(cluster).await
+            }
+            Request::Form { replicas, .. } => Err(format!(
+                "its peers are {:?}, and here they are {replicas:?}; give all replicas the same peers",
+                self.replicas
+            )),
             _ if !same_cluster => Err("it is in another cluster, or in none yet".into()),
             Request::Append(request) => {
                 self.may_follow(identity, &request.vote)?;
@@ -170,6 +179,7 @@ impl Answers {
             empty: self.log.last().is_none(),
             term: known.max(durable),
             advertise: self.advertise.clone(),
+            replicas: self.replicas.clone(),
         }
     }
 

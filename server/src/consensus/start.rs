@@ -172,6 +172,7 @@ async fn assemble(
         log,
         membership,
         advertise: advertise.clone(),
+        replicas: given_replicas(id, peers.as_ref()),
     };
     let statuses = Statuses::default();
     let formation = peers.as_ref().map(|peers| {
@@ -247,6 +248,14 @@ fn config(timing: &Timing) -> openraft::Config {
     }
 }
 
+/// All replicas by the configuration.
+fn given_replicas(id: u16, peers: Option<&Peers>) -> BTreeSet<u16> {
+    match peers {
+        Some(peers) => peers.addresses().keys().copied().collect(),
+        None => BTreeSet::from([id]),
+    }
+}
+
 /// Who votes is in the log; a configuration that says otherwise is a mistake.
 fn check_voters(
     raft: &Raft,
@@ -255,10 +264,8 @@ fn check_voters(
     place: &str,
 ) -> Result<(), ConsensusError> {
     let stored: BTreeSet<u64> = raft.voter_ids().collect();
-    let given: BTreeSet<u64> = match peers {
-        Some(peers) => peers.addresses().keys().map(|id| u64::from(*id)).collect(),
-        None => BTreeSet::from([u64::from(id)]),
-    };
+    let given = given_replicas(id, peers).into_iter().map(u64::from);
+    let given: BTreeSet<u64> = given.collect();
     if stored.is_empty() || stored == given {
         return Ok(());
     }

@@ -1,5 +1,7 @@
 //! What replicas say to each other about consensus.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
@@ -27,6 +29,8 @@ pub(super) enum Request {
     Form {
         /// Which.
         cluster: ClusterId,
+        /// Of which replicas.
+        replicas: BTreeSet<u16>,
     },
     /// A leader's entries, or its heartbeat.
     Append(AppendEntriesRequest<TypeConfig>),
@@ -82,4 +86,6 @@ pub(super) struct Status {
     pub(super) term: u64,
     /// Where clients reach it.
     pub(super) advertise: String,
+    /// All replicas by its configuration, itself included.
+    pub(super) replicas: BTreeSet<u16>,
 }

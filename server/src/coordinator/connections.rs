@@ -206,7 +206,10 @@ impl Coordinator {
             ClientMessage::Update { membership, weight, drain, .. } if carries == Some(membership) => {
                 self.batch.group(&group).update.push(Update { member: membership.number, weight, drain });
             }
-            ClientMessage::Goodbye { membership } if carries == Some(membership) => self.leave(&group, membership.number),
+            ClientMessage::Goodbye { membership } if carries == Some(membership) => {
+                self.report_goodbye(id, membership);
+                self.leave(&group, membership.number);
+            }
             // Late words of a membership that is over, or of another's.
             ClientMessage::Released { .. }
             | ClientMessage::Detach { .. }

@@ -221,7 +221,7 @@ impl Coordinator {
             }
             Attached::Full => Refusal::new(
                 Code::LIMIT,
-                "the weights of this group add up to too much",
+                "the weights of this group add up to too much, or there are too many groups",
                 Some(FULL_WAIT),
             ),
         };

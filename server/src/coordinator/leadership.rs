@@ -51,6 +51,14 @@ impl Coordinator {
         }
         self.reports.leader_is(now.leader);
         let hint = self.leader_address();
+        if let Some(leader) = now.leader
+            && self.followed != Some((now.term, leader))
+        {
+            self.followed = Some((now.term, leader));
+            if leader != self.consensus.id() {
+                tracing::info!(leader, term = now.term, "another replica leads");
+            }
+        }
         if self.ready.is_none() && (resigns || hint != self.hint) {
             self.hint = hint;
             self.announce();

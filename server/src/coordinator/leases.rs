@@ -239,10 +239,10 @@ impl Coordinator {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
+        self.report_end(&connection, ending);
         if !self.may_act() {
             let proven = ending == Ending::Fin && connection.direct;
             self.degraded_ended(id, &connection.login, proven);
-            self.report_end(&connection, ending);
             return;
         }
         let group = connection.login.group.clone();

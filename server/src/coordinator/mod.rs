@@ -94,6 +94,8 @@ pub(crate) struct Coordinator {
     leadership: watch::Receiver<Leadership>,
     /// The leadership of this replica whose own entry is applied (rule L1).
     ready: Option<u64>,
+    /// The last term in which a leader was known, and which; for the log.
+    followed: Option<(u64, u16)>,
     /// Where clients are sent; none, when this replica leads or does not know who does.
     hint: Option<Hint>,
     reports: Reports,
@@ -164,6 +166,7 @@ impl Coordinator {
             leadership: consensus_leadership,
             ready: None,
             hint: None,
+            followed: None,
             reports: Reports::default(),
             quorum: Quorum::new(env::now()),
             degraded_after: identity.degraded_after,
@@ -201,6 +204,7 @@ impl Coordinator {
                 .next()
                 .into_iter()
                 .chain(self.degraded.as_ref().and_then(Degraded::next))
+                .chain(self.quorum.missing_at(self.degraded_after, self.looked))
                 .fold(self.looked + TICK, Instant::min);
             tokio::select! {
                 biased;

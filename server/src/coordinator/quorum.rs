@@ -22,6 +22,8 @@ pub(super) struct Quorum {
     at: Instant,
     /// The last round of this leader began.
     round: Instant,
+    /// When the metrics were set last.
+    shown: Instant,
     /// The leadership that has stepped aside, and leads anew once a quorum follows it.
     aside: Option<u64>,
 }
@@ -31,12 +33,18 @@ impl Quorum {
         Self {
             at: now,
             round: now,
+            shown: now,
             aside: None,
         }
     }
 
     pub(super) fn round_begins(&mut self, now: Instant) {
         self.round = now;
+    }
+
+    /// When it will have been missing for so long, if it does not come.
+    pub(super) fn missing_at(&self, long: Duration, now: Instant) -> Option<Instant> {
+        Some(self.at + long).filter(|at| *at > now)
     }
 
     /// A quorum was there at this time. Time in which this process did not run counts for none without one.
@@ -76,11 +84,18 @@ impl Coordinator {
             self.quorum.seen(contact);
         }
         let without = now.saturating_duration_since(self.quorum.at);
-        self.metrics.without_quorum(if without > PATIENCE {
-            without
-        } else {
-            Duration::ZERO
-        });
+        if self.quorum.shown + PULSE <= now {
+            self.quorum.shown = now;
+            let length = if without > PATIENCE {
+                without
+            } else {
+                Duration::ZERO
+            };
+            self.metrics.without_quorum(length);
+            let lags = self.consensus.replicas().into_iter();
+            let lags = lags.filter_map(|(id, replica)| Some((id, replica.lag?)));
+            self.metrics.replicas(self.leadership.borrow().term, lags);
+        }
         if self.ready.is_some() && without > PATIENCE {
             tracing::warn!(
                 without_ms = without.as_millis(),

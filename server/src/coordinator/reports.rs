@@ -185,14 +185,14 @@ pub(super) fn serve(peers: &Peers, handle: &Handle) {
 }
 
 impl Coordinator {
-    /// A connection ended, and another replica leads.
+    /// A connection ended. A leader keeps it, too: it may lose its leadership before that is decided.
     pub(super) fn report_end(&mut self, connection: &Connection, ending: Ending) {
         if ending == Ending::Fin && connection.direct {
             self.report(connection.membership, connection, How::Fin);
         }
     }
 
-    /// A client says goodbye to a replica that does not lead.
+    /// A client says goodbye.
     pub(super) fn report_goodbye(&mut self, id: ConnectionId, membership: Membership) {
         if let Some(connection) = self.connections.remove(&id) {
             if connection.membership == Some(membership) {
@@ -203,6 +203,9 @@ impl Coordinator {
     }
 
     fn report(&mut self, carried: Option<Membership>, connection: &Connection, how: How) {
+        if self.consensus.peers().is_none() {
+            return;
+        }
         let login = &connection.login;
         let Some(membership) = carried.filter(|membership| membership.replica == 0) else {
             return;

@@ -41,7 +41,7 @@ pub(crate) enum Attached {
     Taken,
     /// Another incarnation of its client id is attached, for so long at least.
     IdInUse(Duration),
-    /// The weights add up to too much.
+    /// The weights add up to too much, or there are too many groups.
     Full,
 }
 
@@ -119,7 +119,8 @@ impl Crew {
             // A membership belongs to one incarnation.
             return Attached::IdInUse(taken.deadline.saturating_duration_since(now));
         }
-        let weights = self.seats.values().map(|seat| u64::from(seat.weight));
+        let others = self.seats.iter().filter(|(other, _)| Some(**other) != same);
+        let weights = others.map(|(_, seat)| u64::from(seat.weight));
         let sum = weights.sum::<u64>() + u64::from(login.weight);
         if self.settings.numbering == Numbering::Modulo && sum > u64::from(MAX_TOTAL) {
             return Attached::Full;

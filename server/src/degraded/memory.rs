@@ -9,6 +9,8 @@ use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
 use skyschedule_common::protocol::codec::{self, CodecError};
 
+use crate::state::MAX_GROUPS;
+
 /// What clients claim to know is believed up to here: above it, counting on could overflow.
 const MAX_QUORUM: u64 = 1 << 62;
 const MAX_DEGRADED: u32 = 1 << 31;
@@ -34,6 +36,11 @@ impl Memory {
     /// From what was kept.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
         codec::decode(bytes, MAX_BYTES)
+    }
+
+    /// Whether one more group can be kept.
+    pub(super) fn has_room_for(&self, group: &GroupName) -> bool {
+        self.epochs.len() < MAX_GROUPS || self.epochs.contains_key(group)
     }
 
     /// A membership that nobody has.

@@ -32,6 +32,7 @@ pub(crate) use self::memory::Memory;
 
 use self::crew::Crew;
 use crate::session::ConnectionId;
+use crate::state::MAX_GROUPS;
 use crate::view::GroupView;
 
 /// The numbering of those that are attached to this replica.
@@ -120,6 +121,9 @@ impl Degraded {
         now: Instant,
     ) -> Attached {
         let group = &attaching.login.group;
+        if !self.memory.has_room_for(group) || self.crews.len() >= MAX_GROUPS {
+            return Attached::Full;
+        }
         if !self.crews.contains_key(group) {
             self.crews.insert(group.clone(), Crew::new(&known));
         }

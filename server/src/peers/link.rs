@@ -26,7 +26,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
 /// A connection on which nothing came for so long while something was asked is half-open.
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(1);
 
 type Pending = Arc<Mutex<BTreeMap<u64, oneshot::Sender<Result<Bytes, AskError>>>>>;
 
