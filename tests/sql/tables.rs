@@ -8,6 +8,7 @@
 )]
 
 mod common;
+mod kept_slots;
 
 use std::time::Duration;
 

@@ -47,6 +47,10 @@ const THRIFT: u32 = 10;
 /// Most batches of a page, and most rows where a batch is not larger.
 const LARGEST_PAGE: (usize, usize) = (10, 1_000);
 
+/// Most marks under way at a time, and the rows of each: with fewer, two cost more than they gain.
+const LANES: usize = 2;
+const MARK_ROWS: usize = 100;
+
 /// How long a consumer that stops tries to mark what it has executed.
 const LAST_MARKS: Duration = Duration::from_secs(30);
 
@@ -509,7 +513,7 @@ where
     fn lanes(&self) -> usize {
         // SQLite has one writer at a time.
         if self.groups.are_quick() && self.statements.dialect() != Dialect::Sqlite {
-            2
+            (self.settings.batch / MARK_ROWS).clamp(1, LANES)
         } else {
             1
         }

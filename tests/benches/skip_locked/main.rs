@@ -2,9 +2,9 @@
 //! `SKY_TEST_CACHE_MB=2048 tests/databases/with cargo bench -p skyschedule-tests --bench skip_locked`. With less memory
 //! than the tables need, it is the disk that is measured.
 //!
-//! Both work through tables of 1M due, 1M done and 1M future rows in batches of 100 with a handler that does nothing,
-//! with the same sessions and as many connections (two for a consumer or worker), as tasks of this process, which
-//! shares the machine with the database. They take turns in each round, and each round gives one ratio; what is shown
+//! Both work through tables of 1M due, 1M done and 1M future rows with a handler that does nothing, and mark 100 rows in a
+//! statement, with the same sessions and as many connections (two for a consumer or worker), as tasks of this process,
+//! which shares the machine with the database. A consumer has at most 200 rows in work, as a worker with two transactions. They take turns in each round, and each round gives one ratio; what is shown
 //! is the median. What was marked is put back after each turn, and vacuumed.
 //!
 //! * **throughput**: rows marked in a window of some seconds.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::Result;
 use super::place::{Place, SLOTS};
-use super::rounds::{BATCH, Crew};
+use super::rounds::{Crew, IN_WORK};
 
 /// How long clients may take to become members.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -104,8 +104,8 @@ impl Members {
         let mut consumers = Vec::new();
         for (client, pool) in clients.iter().zip(pools) {
             let consumer = sql::consumer(client, place.table(table))
-                .batch(BATCH)
-                .concurrency(BATCH)
+                .batch(IN_WORK)
+                .concurrency(IN_WORK)
                 .on_any(pool)
                 .await?;
             consumers.push(consumer);

@@ -190,6 +190,11 @@ impl Place {
             "UPDATE {table} SET status = 0 WHERE status = 1 AND {due}"
         ))
         .await?;
+        self.clean_up(table).await
+    }
+
+    /// Waits until the old versions of rows are removed.
+    async fn clean_up(&self, table: &str) -> Result<()> {
         match self.kind {
             Kind::Postgres => self.run(&format!("VACUUM {table}")).await,
             Kind::Mariadb => {
@@ -227,10 +232,7 @@ impl Place {
             SLOTS - 1
         ))
         .await?;
-        match self.kind {
-            Kind::Postgres => self.run(&format!("VACUUM {BY_SLOT}")).await,
-            Kind::Mariadb => Ok(()),
-        }
+        self.clean_up(BY_SLOT).await
     }
 
     pub(crate) async fn snapshot(&self) -> Result<Snapshot> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::place::{CONNECTIONS, Order, Place, SLOTS};
-use super::rounds::BATCH;
+use super::rounds::{BATCH, IN_WORK};
 use super::{Options, Result};
 
 /// What was measured.
@@ -101,7 +101,8 @@ impl Report {
     pub(crate) fn new(options: &Options) -> Self {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let mut conditions = vec![format!(
-            "{rows} due, {rows} done, {rows} future rows, due in {} order; batch {BATCH}, handler that does nothing; \
+            "{rows} due, {rows} done, {rows} future rows, due in {} order; {BATCH} rows a mark and a transaction, {IN_WORK} in work at most; \
+             handler that does nothing; \
              {SLOTS} slots; {CONNECTIONS} connections a consumer or worker; windows of {} s, median of {} rounds in turn, \
              drains: {}; {cores} cores for the database and both sides' tasks",
             match options.order {

@@ -11,8 +11,11 @@ use super::place::{BY_SLOT, BY_TIME, Kind, Place};
 use super::report::{Measured, Report, Row, median, say};
 use super::{Options, Part, Result};
 
-/// Rows of a query and of a mark, on both sides.
+/// Rows of a mark on both sides, and of a transaction's query.
 pub(crate) const BATCH: usize = 100;
+
+/// Rows that a consumer has in work at most, as a worker with two transactions has.
+pub(crate) const IN_WORK: usize = BATCH * 2;
 
 /// Before a window.
 const WARM_UP: Duration = Duration::from_secs(1);
