@@ -16,7 +16,7 @@ mod processes;
 
 use std::time::Duration;
 
-use common::crew::{Crew, Member, NoColumns, in_transactions};
+use common::crew::{Crew, Member, NoColumns, PATIENCE, in_transactions};
 use common::place::Place;
 use skyschedule_client::Dialect;
 use skyschedule_client::sql::{
@@ -72,6 +72,19 @@ async fn effects(place: &Place) -> (i64, i64) {
         .number("SELECT COUNT(DISTINCT task_id) FROM effect")
         .await;
     (all, tasks)
+}
+
+/// Waits until so many tasks are done.
+async fn until_done(place: &Place, tasks: i64) {
+    let deadline = env::now() + PATIENCE;
+    while place.with_status(1).await < tasks {
+        assert!(
+            env::now() < deadline,
+            "{} of {tasks} tasks are done",
+            place.with_status(1).await
+        );
+        env::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// What the last digit of a task's id makes its handler do, after it has had its effect.
@@ -218,6 +231,42 @@ on_each_database! {
                 connections.push(connection);
             }
             assert!(!connections.is_empty());
+        }
+    }
+
+    async fn slots_are_worked_through_as_well_and_a_locked_row_is_taken_later(place: &Place) {
+        create(place).await;
+        place.add_tasks(0..400).await;
+        let holder = place.session().await;
+        // SQLite has no such locks, and whoever writes waits for this one.
+        if place.dialect != Dialect::Sqlite {
+            // Otherwise MariaDB would lock the row behind these, too.
+            holder.execute(place.pick("SELECT 1", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "")).await;
+            holder.execute("BEGIN").await;
+            holder.execute("SELECT id FROM task_info WHERE id < 20 FOR UPDATE").await;
+        }
+        let crew = Crew::new().await;
+        crew.slots(16).await;
+        let mut members = Vec::new();
+        for (id, transactions) in [("a", Transactions::PerTask), ("b", Transactions::PerBatch)] {
+            let handler = move |task: Task<NoColumns>, mut tx: AnyTx| async move { effect(&mut tx, &task, id).await };
+            let set_up = |builder: Builder| builder.transactions(transactions).batch(20);
+            let table = table().slot_index(16);
+            members.push(in_transactions(crew.client(id).await, &place.database, table, set_up, handler).await);
+        }
+        if place.dialect != Dialect::Sqlite {
+            for member in &members {
+                member.until("it meets locks", |metrics| metrics.locked > 0).await;
+            }
+            until_done(place, 380).await;
+            assert_eq!(place.with_status(0).await, 20);
+            holder.execute("ROLLBACK").await;
+        }
+        until_done(place, 400).await;
+        assert_eq!(effects(place).await, (400, 400));
+        for member in members {
+            let metrics = member.close().await;
+            assert_eq!((metrics.lost_marks, metrics.failed), (0, 0), "{metrics:?}");
         }
     }
 
