@@ -72,13 +72,14 @@ impl Demo {
         Pid::from_raw(self.child.id().unwrap().cast_signed()).unwrap()
     }
 
-    /// Its consumers' processes.
-    fn consumers(&self) -> Vec<Pid> {
+    /// Its children's processes that have this part.
+    fn children(&self, role: &str) -> Vec<Pid> {
         let parent = self.pid();
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         processes
             .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
             .filter(|pid| state(*pid).is_some_and(|(_, its)| its == parent.as_raw_nonzero().get()))
+            .filter(|pid| part(*pid).as_deref() == Some(role))
             .collect()
     }
 
@@ -127,6 +128,12 @@ fn state(pid: Pid) -> Option<(char, i32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
+/// The first argument of a process.
+fn part(pid: Pid) -> Option<String> {
+    let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+    Some(line.split('\0').nth(1)?.to_owned())
+}
+
 /// Every file and folder below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
@@ -144,7 +151,7 @@ fn number(summary: &Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("{key} is no count: {summary:#}"))
 }
 
-/// A demo in which nothing was lost, though a consumer was killed, one joined, and the server restarted.
+/// A demo in which nothing was lost, though a consumer was killed, one joined, and the leading server was killed.
 fn assert_good(status: ExitStatus, summary: &Value) {
     assert!(status.success() && summary["ok"] == true, "{summary:#}");
     assert_eq!(number(summary, "tasks"), 600);
@@ -170,8 +177,15 @@ fn assert_good(status: ExitStatus, summary: &Value) {
         let found = renumberings.iter().any(|one| one["cause"] == cause);
         assert!(found, "no renumbering for {cause}: {summary:#}");
     }
+    let leader = &summary["leader_killed"];
+    assert!(
+        leader["next"].is_number() && leader["next"] != leader["replica"],
+        "{summary:#}"
+    );
+    assert!(leader["without_ms"].is_number(), "{summary:#}");
     assert_eq!(
-        summary["server_restart"]["rows_moved"], false,
+        (&leader["rows_moved"], &leader["back"]),
+        (&Value::Bool(false), &Value::Bool(true)),
         "{summary:#}"
     );
     assert_eq!(summary["trouble"], Value::Array(Vec::new()));
@@ -218,7 +232,7 @@ async fn tasks_that_were_marked_without_execution_or_deleted_are_found() {
 #[tokio::test]
 async fn tasks_that_were_executed_twice_without_need_are_found() {
     let mut demo = Demo::start(&["--json"]);
-    demo.tells("the server is stopped").await;
+    demo.tells("the leader, is killed").await;
     let database = demo.database().await;
     // As if its owner had executed it, and nobody else had known: marked tasks are due again.
     let again = "UPDATE task_info SET status = 0 WHERE status = 1 AND id IN
@@ -239,13 +253,29 @@ async fn tasks_that_were_executed_twice_without_need_are_found() {
 async fn a_consumer_that_fails_is_named_and_ends_the_demo() {
     let mut demo = Demo::start(&["--json"]);
     demo.tells("consumers joined").await;
-    let victim = demo.consumers()[0];
+    let victim = demo.children("worker")[0];
     kill_process(victim, Signal::KILL).unwrap();
     let (status, summary) = demo.ended().await;
     assert_eq!(status.code(), Some(1), "{summary:#}");
     let trouble = summary["trouble"][0].as_str().unwrap();
     assert!(
         trouble.starts_with("consumer-") && trouble.contains("SIGKILL"),
+        "{trouble}"
+    );
+    assert_eq!(number(&summary, "lost"), 0, "{summary:#}");
+}
+
+#[tokio::test]
+async fn a_server_that_fails_is_named_and_ends_the_demo() {
+    let mut demo = Demo::start(&["--json"]);
+    demo.tells("consumers joined").await;
+    let victim = demo.children("replica")[0];
+    kill_process(victim, Signal::KILL).unwrap();
+    let (status, summary) = demo.ended().await;
+    assert_eq!(status.code(), Some(1), "{summary:#}");
+    let trouble = summary["trouble"][0].as_str().unwrap();
+    assert!(
+        trouble.starts_with("server-") && trouble.contains("SIGKILL"),
         "{trouble}"
     );
     assert_eq!(number(&summary, "lost"), 0, "{summary:#}");
@@ -269,16 +299,16 @@ async fn a_demo_that_is_interrupted_ends_in_order_and_sums_up() {
 }
 
 #[tokio::test]
-async fn consumers_and_files_do_not_outlive_a_killed_demo() {
+async fn children_and_files_do_not_outlive_a_killed_demo() {
     let mut demo = Demo::start(&["--json"]);
     demo.tells("consumers joined").await;
-    let consumers = demo.consumers();
-    assert_eq!(consumers.len(), 3);
+    let children = [demo.children("worker"), demo.children("replica")].concat();
+    assert_eq!(children.len(), 6);
     demo.child.kill().await.unwrap();
     let deadline = env::now() + PATIENCE;
     // Whoever takes orphans here may not ask for their ends: they are dead all the same.
     let alive = |pid: &Pid| state(*pid).is_some_and(|(state, _)| state != 'Z');
-    while consumers.iter().any(alive) || !files(demo.folder.path()).is_empty() {
+    while children.iter().any(alive) || !files(demo.folder.path()).is_empty() {
         assert!(
             env::now() < deadline,
             "left behind: {:?}",

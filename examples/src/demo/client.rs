@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use skyschedule_common::env::Instant;
 
-use super::crew::Consumer;
+use super::crew::Process;
 
 /// The time over which a speed is an average.
 const WINDOW: Duration = Duration::from_millis(1_500);
@@ -30,7 +30,7 @@ pub(super) enum State {
 pub(super) struct Client {
     pub(super) name: String,
     /// None once it has ended.
-    pub(super) process: Option<Consumer>,
+    pub(super) process: Option<Process>,
     pub(super) state: State,
     /// Its rows in words; none while they move.
     pub(super) rows: Option<String>,
@@ -40,7 +40,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(name: String, process: Consumer) -> Self {
+    pub(super) fn new(name: String, process: Process) -> Self {
         Self {
             name,
             process: Some(process),

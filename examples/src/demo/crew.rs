@@ -1,6 +1,7 @@
-//! The consumers, as their parent sees them: child processes of the same binary.
+//! The children, as their parent sees them: processes of the same binary.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +12,9 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 
 use super::happening::Happening;
-use super::options::WorkerOptions;
 use super::report::{Report, STOP};
 
-/// Log lines of a consumer that are kept for the case that it fails.
+/// Log lines of a child that are kept for the case that it fails.
 const LOG_LINES: usize = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,33 +23,26 @@ enum Order {
     Kill,
 }
 
-/// A running consumer. It is killed when this is dropped.
+/// A running child. It is killed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Consumer {
+pub(super) struct Process {
     orders: mpsc::Sender<Order>,
 }
 
-impl Consumer {
-    /// Starts one; what it does is told.
+impl Process {
+    /// Starts one; what it does is told under this name.
     pub(super) fn start(
         program: &Path,
-        options: &WorkerOptions,
+        name: &str,
+        arguments: Vec<OsString>,
         tell: mpsc::Sender<Happening>,
     ) -> std::io::Result<Self> {
         let mut child = Command::new(program)
-            .arg("worker")
-            .args(["--name", &options.name])
-            .args(["--server", &options.server])
-            .arg("--folder")
-            .arg(&options.folder)
-            .args(["--batch", &options.batch.to_string()])
-            .args(["--concurrency", &options.concurrency.to_string()])
-            .args(["--work-us", &options.work_us.to_string()])
-            .args(options.slots.map(|slots| format!("--slots={slots}")))
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C is meant for the parent, which ends its consumers in good order.
+            // Ctrl-C is meant for the parent, which ends its children in good order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
@@ -58,7 +51,7 @@ impl Consumer {
         if let Some(stderr) = child.stderr.take() {
             env::spawn(keep(stderr, log.clone()));
         }
-        env::spawn(watch(child, options.name.clone(), inbox, log, tell));
+        env::spawn(watch(child, name.to_owned(), inbox, log, tell));
         Ok(Self { orders })
     }
 
@@ -153,7 +146,7 @@ async fn keep(stderr: impl AsyncRead + Unpin, log: Log) {
     }
 }
 
-/// The last lines that a consumer logged.
+/// The last lines that a child logged.
 #[derive(Debug, Clone, Default)]
 struct Log(Arc<Mutex<VecDeque<String>>>);
 

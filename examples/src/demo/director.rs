@@ -9,16 +9,16 @@ use skyschedule_server::view::ServerEvent;
 use tokio::sync::mpsc;
 
 use super::client::{Client, State};
-use super::crew::Consumer;
+use super::crew::Process;
 use super::folder::Folder;
 use super::happening::Happening;
 use super::options::{Options, Pace, WorkerOptions};
+use super::replicas::{self, Replicas};
 use super::report::Report;
 use super::screen::{Mark, Screen};
 use super::script::{Act, Script};
-use super::server::{Restart as Order, ServerTask};
 use super::signals::Signals;
-use super::summary::{Cause, Kill, Renumbering, Restart, Story, millis};
+use super::summary::{Cause, Kill, LeaderKill, Renumbering, Story, millis};
 use super::table::Table;
 
 /// How often the bars move.
@@ -36,7 +36,7 @@ pub(super) struct Director {
     pub(super) program: PathBuf,
     pub(super) folder: Folder,
     pub(super) table: Table,
-    pub(super) server: ServerTask,
+    pub(super) replicas: Replicas,
     pub(super) screen: Screen,
     pub(super) tell: mpsc::Sender<Happening>,
     pub(super) inbox: mpsc::Receiver<Happening>,
@@ -63,8 +63,12 @@ struct Play {
     killed_at: Option<Instant>,
     /// Before this the next act would come too soon to tell them apart.
     next_act: Instant,
-    /// While the server is away: tasks that were done when it stopped.
-    away_since: Option<u64>,
+    /// The replica that leads, as far as is known.
+    leader: Option<u16>,
+    /// Since when there is none by our hand, and how many tasks were done by then.
+    leaderless: Option<(Instant, u64)>,
+    /// The group's newest epoch.
+    epoch: String,
     done: u64,
     closing: Option<Instant>,
 }
@@ -81,14 +85,13 @@ impl Director {
             cause: (Cause::Start, now),
             killed_at: None,
             next_act: now,
-            away_since: None,
+            leader: None,
+            leaderless: None,
+            epoch: String::new(),
             done: 0,
             closing: None,
             d: self,
         };
-        for _ in 0..play.d.options.clients {
-            play.start_consumer();
-        }
         play.run(signals).await;
         play.end().await
     }
@@ -124,7 +127,7 @@ impl Play {
         self.show();
         self.d.screen.freeze();
         self.story.took = self.d.began.elapsed();
-        self.d.server.stop().await;
+        self.end_replicas().await;
         Ended {
             folder: self.d.folder,
             table: self.d.table,
@@ -147,40 +150,33 @@ impl Play {
                 in_order,
                 how,
             } => self.ended(&name, in_order, &how),
-            Happening::Server(event) => self.server_told(event),
-            Happening::ServerStops => {
-                self.away_since = Some(self.executed());
-                self.event(
-                    Mark::Server,
-                    "the server is stopped",
-                    "The consumers go on with their rows; their leases last for 6 s.",
-                );
-            }
-            Happening::ServerIsBack { away, rows_moved } => self.server_is_back(away, rows_moved),
-            Happening::ServerFailed(error) => self.trouble(format!("The server failed: {error}")),
         }
     }
 
     fn told(&mut self, name: &str, report: Report) {
-        let Some(client) = self.clients.iter_mut().find(|client| client.name == name) else {
-            return;
-        };
-        match report {
-            Report::Executed { count } => client.executed = count,
-            Report::Rows { rows } => {
+        let mut clients = self.clients.iter_mut();
+        let client = clients.find(|client| client.name == name);
+        match (report, client) {
+            (Report::Executed { count }, Some(client)) => client.executed = count,
+            (Report::Rows { rows }, Some(client)) => {
                 if rows.is_some() && client.state == State::Starting {
                     client.state = State::Working;
                 }
                 client.rows = rows;
+                self.open();
             }
+            (Report::Server { event }, _) => self.server_told(event),
+            (Report::Reunited { epoch }, _) => self.reunited(epoch),
+            (Report::Ready, _) => self.replica_is_ready(name),
+            (Report::Executed { .. } | Report::Rows { .. }, None) => {}
         }
-        self.open();
     }
 
     /// Tells once that all the first consumers have their rows.
     fn open(&mut self) {
         let ready = |client: &Client| client.state == State::Working && client.rows.is_some();
-        if self.opened || self.closing.is_some() || !self.clients.iter().all(ready) {
+        let all = !self.clients.is_empty() && self.clients.iter().all(ready);
+        if self.opened || self.closing.is_some() || !all {
             return;
         }
         self.opened = true;
@@ -193,6 +189,11 @@ impl Play {
     }
 
     fn ended(&mut self, name: &str, in_order: bool, how: &str) {
+        match self.d.replicas.ended(name) {
+            Some(true) => return,
+            Some(false) => return self.trouble(format!("{name} ended unexpectedly: {how}")),
+            None => {}
+        }
         let Some(client) = self.clients.iter_mut().find(|client| client.name == name) else {
             return;
         };
@@ -224,7 +225,11 @@ impl Play {
                 self.cause = (Cause::Other, now);
                 self.event(Mark::Plain, &format!("{client_id} left"), "");
             }
-            ServerEvent::Renumbered { total, epoch, .. } => self.renumbered(total, epoch, now),
+            ServerEvent::Renumbered { total, epoch, .. } => {
+                self.epoch.clone_from(&epoch);
+                self.renumbered(total, epoch, now);
+            }
+            ServerEvent::Leader { replica_id } => self.leader = Some(replica_id),
             ServerEvent::Overtaken { client_id, .. } => {
                 let text = format!("{client_id} was too slow to hand over; the others went on");
                 self.event(Mark::Bad, &text, "");
@@ -249,13 +254,13 @@ impl Play {
                 self.cause = (Cause::Killed, at);
                 self.event(
                     Mark::Plain,
-                    &format!("the server noticed within {}", shown(noticed)),
+                    &format!("the servers noticed within {}", shown(noticed)),
                     "A connection that the system ends proves that its process is dead.",
                 );
             }
             _ => {
                 self.cause = (Cause::Other, now);
-                self.event(Mark::Bad, &format!("the server lost {name}"), "");
+                self.event(Mark::Bad, &format!("the servers lost {name}"), "");
             }
         }
     }
@@ -305,23 +310,52 @@ impl Play {
         self.cause = (Cause::Other, now);
     }
 
-    fn server_is_back(&mut self, away: Duration, rows_moved: bool) {
-        let before = self.away_since.take().unwrap_or_default();
+    /// All members have come to the leader.
+    fn reunited(&mut self, epoch: String) {
+        if self.clients.is_empty() && self.closing.is_none() {
+            // The group is set up.
+            for _ in 0..self.d.options.clients {
+                self.start_consumer();
+            }
+            return;
+        }
+        let rows_moved = epoch != self.epoch;
+        self.epoch = epoch;
+        let Some((since, before)) = self.leaderless.take() else {
+            return;
+        };
         let executed_meanwhile = self.executed().saturating_sub(before);
-        self.story.restart = Some(Restart {
-            away_ms: millis(away),
-            executed_meanwhile,
-            rows_moved,
-        });
-        let tasks = HumanCount(executed_meanwhile);
-        let text = format!("the server is back; {tasks} tasks were executed without it");
+        let without = millis(since.elapsed());
+        if let Some(kill) = &mut self.story.leader_kill {
+            kill.next = self.leader;
+            kill.without_ms = Some(without);
+            kill.executed_meanwhile = executed_meanwhile;
+            kill.rows_moved = rows_moved;
+        }
+        let (leader, tasks) = (
+            self.leader.map_or_else(String::new, replicas::name),
+            HumanCount(executed_meanwhile),
+        );
+        let text = format!(
+            "{} later {leader} leads; {tasks} tasks were executed meanwhile",
+            shown(without)
+        );
         let why = if rows_moved {
             "Rows changed their owners."
         } else {
-            "It remembers who has which rows: no row changed its owner."
+            "It knows who has which rows: no row changed its owner."
         };
         self.event(Mark::Server, &text, why);
-        self.pause();
+    }
+
+    fn replica_is_ready(&mut self, name: &str) {
+        let killed = self.story.leader_kill.as_mut();
+        if let Some(kill) = killed.filter(|kill| replicas::name(kill.replica) == name && !kill.back)
+        {
+            kill.back = true;
+            self.event(Mark::Server, &format!("{name} is back, and follows"), "");
+            self.pause();
+        }
     }
 
     // What is done
@@ -340,9 +374,12 @@ impl Play {
                 self.d.options.limit().as_secs()
             ));
         }
+        self.revive(now);
         let settled = |client: &Client| !client.is_alive() || client.rows.is_some();
         let calm = self.opened
-            && self.away_since.is_none()
+            && self.leaderless.is_none()
+            && self.leader.is_some()
+            && self.story.leader_kill.as_ref().is_none_or(|kill| kill.back)
             && now > self.next_act
             && self.clients.iter().all(settled);
         if !calm {
@@ -353,9 +390,7 @@ impl Play {
         match self.script.due(self.done, all, alive) {
             Some(Act::Kill) => self.kill_one(),
             Some(Act::Join) => self.start_consumer(),
-            Some(Act::Restart) => self.d.server.restart(Order {
-                away: self.d.options.server_away(),
-            }),
+            Some(Act::KillLeader) => self.kill_leader(),
             None if self.script.is_over() && self.done >= all => {
                 self.story.complete = true;
                 self.event(
@@ -378,14 +413,15 @@ impl Play {
         let name = format!("consumer-{}", self.clients.len() + 1);
         let options = WorkerOptions {
             name: name.clone(),
-            server: self.d.server.address.to_string(),
+            servers: self.d.replicas.addresses(),
             folder: self.d.folder.path().to_owned(),
             batch: self.d.pace.batch.into(),
             concurrency: self.d.pace.concurrency.into(),
             slots: self.d.options.numbering.slots(),
             work_us: self.d.pace.work_us,
         };
-        match Consumer::start(&self.d.program, &options, self.d.tell.clone()) {
+        let (program, arguments) = (&self.d.program, options.arguments());
+        match Process::start(program, &name, arguments, self.d.tell.clone()) {
             Ok(process) => self.clients.push(Client::new(name, process)),
             Err(error) => self.trouble(format!("{name} cannot be started: {error}")),
         }
@@ -412,6 +448,59 @@ impl Play {
             &format!("{name} is killed (SIGKILL) in the middle of its work"),
             "",
         );
+    }
+
+    fn kill_leader(&mut self) {
+        let Some(replica) = self.leader.take() else {
+            return;
+        };
+        let now = env::now();
+        self.d.replicas.kill(replica, now);
+        self.leaderless = Some((now, self.executed()));
+        self.story.leader_kill = Some(LeaderKill {
+            replica,
+            next: None,
+            without_ms: None,
+            executed_meanwhile: 0,
+            rows_moved: false,
+            back: false,
+        });
+        self.event(
+            Mark::Server,
+            &format!(
+                "{}, the leader, is killed (SIGKILL)",
+                replicas::name(replica)
+            ),
+            "The consumers go on with their rows; their leases last for 6 s.",
+        );
+    }
+
+    /// What was killed comes back after a while.
+    fn revive(&mut self, now: Instant) {
+        let away = self.d.options.server_away();
+        let due = |(id, since): (u16, Instant)| (since + away <= now).then_some(id);
+        let due: Vec<u16> = self.d.replicas.killed().filter_map(due).collect();
+        for id in due {
+            if let Err(error) = self.d.replicas.launch(id) {
+                let name = replicas::name(id);
+                self.trouble(format!("{name} cannot be started: {error}"));
+            }
+        }
+    }
+
+    /// Waits until none is left: nothing may write into the folder when it is removed.
+    async fn end_replicas(&mut self) {
+        let deadline = env::now() + CLOSING;
+        self.d.replicas.kill_all(env::now());
+        while self.d.replicas.any() {
+            match env::timeout_at(deadline, self.d.inbox.recv()).await {
+                Ok(Some(Happening::Ended { name, .. })) => {
+                    self.d.replicas.ended(&name);
+                }
+                Ok(Some(Happening::Told { .. })) => {}
+                Ok(None) | Err(_) => return,
+            }
+        }
     }
 
     fn interrupt(&mut self) {

@@ -1,4 +1,4 @@
-//! The temporary folder: the table, and the server's memory.
+//! The temporary folder: the table, and the memory of the replicas.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 /// Names inside the folder.
 const DATABASE: &str = "tasks.db";
-const SERVER: &str = "skyschedule-data";
+const SERVERS: &str = "skyschedule-data";
 
 /// The demo's folder, which goes with it.
 #[derive(Debug)]
@@ -29,8 +29,9 @@ impl Folder {
         database(self.path())
     }
 
-    pub(super) fn server(&self) -> PathBuf {
-        self.path().join(SERVER)
+    /// Where this replica remembers.
+    pub(super) fn replica(&self, id: u16) -> PathBuf {
+        self.path().join(SERVERS).join(id.to_string())
     }
 }
 
@@ -42,14 +43,14 @@ pub(super) fn database(folder: &Path) -> PathBuf {
 /// Removes a demo's folder in the place of a parent that was killed: what the demo puts there and nothing
 /// else, whatever folder it is.
 pub(super) fn remove_orphaned(folder: &Path) {
-    // Every consumer does this at the same time, and each may find it done.
+    // Every child does this at the same time, and each may find it done.
     let gone = |result: io::Result<()>| drop(result);
     for suffix in ["", "-wal", "-shm", "-journal"] {
         gone(std::fs::remove_file(
             folder.join(format!("{DATABASE}{suffix}")),
         ));
     }
-    gone(std::fs::remove_dir_all(folder.join(SERVER)));
+    gone(std::fs::remove_dir_all(folder.join(SERVERS)));
     gone(std::fs::remove_dir(folder));
 }
 
@@ -61,11 +62,11 @@ mod tests {
     fn only_what_the_demo_put_there_is_removed() {
         let folder = Folder::new().unwrap();
         std::fs::write(folder.database(), "").unwrap();
-        std::fs::create_dir(folder.server()).unwrap();
+        std::fs::create_dir_all(folder.replica(1)).unwrap();
         let foreign = folder.path().join("letter.txt");
         std::fs::write(&foreign, "").unwrap();
         remove_orphaned(folder.path());
-        assert!(foreign.exists() && !folder.database().exists() && !folder.server().exists());
+        assert!(foreign.exists() && !folder.database().exists() && !folder.replica(1).exists());
         std::fs::remove_file(&foreign).unwrap();
         remove_orphaned(folder.path());
         assert!(!folder.path().exists());

@@ -1,16 +1,17 @@
-//! The demo: several consumers work through one SQL table, while one of them is killed, one joins and the server
-//! restarts.
+//! The demo: several consumers work through one SQL table, while one of them is killed, one joins and the leading
+//! server is killed, too.
 //!
-//! The parent process embeds the server, makes the table, starts the consumers as child processes of its own binary
-//! (so that a kill is a real one), and checks the table at the end.
+//! The parent process makes the table, starts servers and consumers as child processes of its own binary (so that a
+//! kill is a real one), and checks the table at the end.
 //!
 //! | file | one idea |
 //! |---|---|
 //! | `options` | the command line, and how fast to work |
 //! | `folder`, `table` | the temporary SQLite file with tasks and ledger |
 //! | `worker` | a consumer: the only part that a service would have |
-//! | `crew`, `client`, `report` | the consumers as their parent sees them |
-//! | `server` | the embedded server, and its restart |
+//! | `replica` | a server: three of them are one cluster |
+//! | `pipe`, `report` | what children and parent say to each other |
+//! | `crew`, `client`, `replicas` | the children as their parent sees them |
 //! | `script` | what happens when |
 //! | `director` | the one loop that hears, shows and acts; `happening` is what it hears of |
 //! | `screen` | bars and lines while it runs |
@@ -23,10 +24,12 @@ mod director;
 mod folder;
 mod happening;
 mod options;
+mod pipe;
+mod replica;
+mod replicas;
 mod report;
 mod screen;
 mod script;
-mod server;
 mod signals;
 mod summary;
 mod table;
@@ -40,15 +43,10 @@ use director::{Director, Ended};
 use folder::Folder;
 use indicatif::HumanCount;
 use options::{Numbering, Options, Role};
+use replicas::Replicas;
 use screen::Screen;
-use server::ServerTask;
 use signals::Signals;
-use skyschedule_common::auth::AuthError;
 use skyschedule_common::env;
-use skyschedule_common::ids::InvalidName;
-use skyschedule_common::protocol::messages;
-use skyschedule_server::coordinator::{AskError, ConfigureError};
-use skyschedule_server::{RunError, StartError};
 use summary::Summary;
 use table::{Table, ids};
 use tokio::sync::mpsc;
@@ -72,20 +70,6 @@ enum Failure {
     System(#[from] io::Error),
     #[error("the SQLite table cannot be used: {0}")]
     Table(#[from] sqlx::Error),
-    #[error("the server does not start: {0}")]
-    Start(#[from] StartError),
-    #[error("the server has failed: {0}")]
-    Run(#[from] RunError),
-    #[error("the server does not answer: {0}")]
-    Ask(#[from] AskError),
-    #[error("the group cannot be set up: {0}")]
-    Configure(#[from] ConfigureError),
-    #[error("the server has lost the group of its clients; please report this")]
-    GroupIsGone,
-    #[error(transparent)]
-    User(#[from] AuthError),
-    #[error(transparent)]
-    Name(#[from] InvalidName),
     #[error("the summary cannot be written: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -95,6 +79,7 @@ enum Failure {
 pub async fn run(cli: Cli) -> ExitCode {
     let shown = match cli.role {
         Some(Role::Worker(options)) => return worker::run(options).await,
+        Some(Role::Replica(options)) => return replica::run(options).await,
         None => show(cli.options).await,
     };
     shown.unwrap_or_else(|failure| {
@@ -119,18 +104,18 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
     let table = Table::open(&folder.database(), 1).await?;
     let slots = options.numbering.slots();
     table.fill(&ids, slots).await?;
-    let numbering = slots.map_or(messages::Numbering::Modulo, messages::Numbering::Slots);
     let (tell, inbox) = mpsc::channel(happening::WAITING);
-    let server = ServerTask::start(folder.server(), numbering, tell.clone()).await?;
+    let program = std::env::current_exe()?;
+    let replicas = Replicas::start(program.clone(), &folder, slots, tell.clone()).await?;
     let pace = options.pace();
     let (tasks, name) = (options.tasks, options.numbering.name());
     let director = Director {
         options,
         pace,
-        program: std::env::current_exe()?,
+        program,
         folder,
         table,
-        server,
+        replicas,
         screen,
         tell,
         inbox,
@@ -158,21 +143,21 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
 
 fn introduce(screen: &Screen, options: &Options) {
     let title = format!(
-        "SkySchedule: {} due tasks in one SQLite table, {}, one server",
+        "SkySchedule: {} due tasks in one SQLite table, {}, three servers",
         HumanCount(options.tasks.into()),
         counted(options.clients.into(), "consumer")
     );
     let numbered = match options.numbering {
         Numbering::Modulo => [
-            "Each consumer is a process. The server numbers them, so that each one knows",
-            "which rows are its own: id % total = number. It never touches the table.",
+            "Each consumer is a process. The servers number them, so that each one knows",
+            "which rows are its own: id % total = number. They never touch the table.",
         ],
         Numbering::Slots => [
-            "Each consumer is a process. The server gives it some of 1,024 slots, and so",
+            "Each consumer is a process. The servers give it some of 1,024 slots, and so",
             "its own rows: slot = id & 1023. A change of members moves few of them.",
         ],
     };
-    let plan = "Soon one is killed, another one joins, and the server restarts.";
+    let plan = "Soon one is killed, another one joins, and the leading server is killed.";
     screen.title(&title, &[numbered[0], numbered[1], plan]);
 }
 

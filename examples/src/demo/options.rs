@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Consumers are processes: more of them tell nothing new.
 const MAX_CLIENTS: i64 = 32;
 
-/// Watch several consumers work through one SQL table, while one of them is killed, one joins and the server restarts.
+/// Watch several consumers work through one SQL table, while one of them is killed, one joins and the leading server
+/// is killed, too.
 ///
 /// A table of due tasks is made in a temporary SQLite file. Each consumer is a process that works on the rows
-/// that the server numbers it for. At the end the table is checked: nothing may be lost.
+/// that the servers number it for. At the end the table is checked: nothing may be lost.
 #[derive(Debug, Parser)]
 #[command(name = "demo", args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -26,6 +28,9 @@ pub(super) enum Role {
     /// One of the demo's consumers.
     #[command(hide = true)]
     Worker(WorkerOptions),
+    /// One of the demo's servers.
+    #[command(hide = true)]
+    Replica(ReplicaOptions),
 }
 
 /// What a user may choose.
@@ -90,9 +95,9 @@ pub(super) struct WorkerOptions {
     /// Its client id.
     #[arg(long)]
     pub(super) name: String,
-    /// Where the server listens.
-    #[arg(long)]
-    pub(super) server: String,
+    /// Where the servers listen.
+    #[arg(long, value_delimiter = ',')]
+    pub(super) servers: Vec<String>,
     /// The demo's folder.
     #[arg(long)]
     pub(super) folder: PathBuf,
@@ -108,6 +113,62 @@ pub(super) struct WorkerOptions {
     /// How long each task takes, in microseconds.
     #[arg(long)]
     pub(super) work_us: u64,
+}
+
+impl WorkerOptions {
+    /// The command line that says the same.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["worker".into()];
+        for (flag, value) in [
+            ("--name", self.name.clone().into()),
+            ("--servers", self.servers.join(",").into()),
+            ("--folder", self.folder.clone().into_os_string()),
+            ("--batch", self.batch.to_string().into()),
+            ("--concurrency", self.concurrency.to_string().into()),
+            ("--work-us", self.work_us.to_string().into()),
+        ] {
+            arguments.extend([flag.into(), value]);
+        }
+        arguments.extend(self.slots.map(|slots| format!("--slots={slots}").into()));
+        arguments
+    }
+}
+
+/// What a replica is told by its parent.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ReplicaOptions {
+    /// Which one it is, from 1.
+    #[arg(long)]
+    pub(super) id: u16,
+    /// Where all of them listen, in the order of their ids.
+    #[arg(long, value_delimiter = ',')]
+    pub(super) peers: Vec<String>,
+    /// The demo's folder.
+    #[arg(long)]
+    pub(super) folder: PathBuf,
+    /// The folder of its memory.
+    #[arg(long)]
+    pub(super) data: PathBuf,
+    /// The number of slots of the group; none: it is numbered by its members.
+    #[arg(long)]
+    pub(super) slots: Option<u32>,
+}
+
+impl ReplicaOptions {
+    /// The command line that says the same.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["replica".into()];
+        for (flag, value) in [
+            ("--id", self.id.to_string().into()),
+            ("--peers", self.peers.join(",").into()),
+            ("--folder", self.folder.clone().into_os_string()),
+            ("--data", self.data.clone().into_os_string()),
+        ] {
+            arguments.extend([flag.into(), value]);
+        }
+        arguments.extend(self.slots.map(|slots| format!("--slots={slots}").into()));
+        arguments
+    }
 }
 
 /// How fast the consumers work, so that the whole takes as long as the user wants to watch.
@@ -127,7 +188,7 @@ impl Options {
         Duration::from_secs(u64::from(self.seconds) * 2 + 15)
     }
 
-    /// How long the server stays away: well within a lease.
+    /// How long the killed server stays away: well within a lease.
     pub(super) fn server_away(&self) -> Duration {
         (Duration::from_secs(self.seconds.into()) / 15).min(Duration::from_millis(1_500))
     }

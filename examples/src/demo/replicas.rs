@@ -1,182 +1,145 @@
-//! The server, embedded in the demo's process.
+//! The servers, as their parent sees them: three replicas, each a process, so that a kill is a real one.
 
-use std::net::SocketAddr;
+use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use skyschedule_common::env::{self, JoinHandle};
-use skyschedule_common::ids::GroupName;
-use skyschedule_common::protocol::messages::Numbering;
-use skyschedule_server::Server;
-use skyschedule_server::config::{Config, User};
-use skyschedule_server::state::Settings;
-use skyschedule_server::view::{GroupView, MemberState, ServerEvent};
-use tokio::sync::{broadcast, mpsc};
+use skyschedule_common::env::Instant;
+use skyschedule_common::env::net::TcpListener;
+use tokio::sync::mpsc;
 
+use super::crew::Process;
+use super::folder::Folder;
 use super::happening::Happening;
-use super::{Failure, GROUP, PASSWORD, USER};
+use super::options::ReplicaOptions;
 
-/// How long members may take to come back to a server that is back.
-const REUNION: Duration = Duration::from_secs(10);
+/// One may go, and the two others are a majority.
+const REPLICAS: u16 = 3;
 
-/// How long the server stays away in the restart.
-pub(super) struct Restart {
-    pub(super) away: Duration,
-}
-
-/// The running server.
+/// The replicas.
 #[derive(Debug)]
-pub(super) struct ServerTask {
-    pub(super) address: SocketAddr,
-    orders: mpsc::Sender<Restart>,
-    task: JoinHandle<()>,
-}
-
-struct Keeper {
-    server: Server,
-    config: Config,
-    group: GroupName,
+pub(super) struct Replicas {
+    program: PathBuf,
+    all: Vec<Replica>,
     tell: mpsc::Sender<Happening>,
 }
 
-impl ServerTask {
-    /// Starts the server at a free port of the loopback interface, with a group of this numbering.
+#[derive(Debug)]
+struct Replica {
+    options: ReplicaOptions,
+    /// None once it has ended.
+    process: Option<Process>,
+    /// Since when it is dead by our hand.
+    killed: Option<Instant>,
+}
+
+impl Replicas {
+    /// Starts them at free ports of the loopback interface, for a group of so many slots, or one that is numbered by
+    /// its members.
     pub(super) async fn start(
-        folder: PathBuf,
-        numbering: Numbering,
+        program: PathBuf,
+        folder: &Folder,
+        slots: Option<u32>,
         tell: mpsc::Sender<Happening>,
-    ) -> Result<Self, Failure> {
-        let mut config = Config::embedded(folder);
-        config.users = vec![User::new(USER, PASSWORD)?];
-        let server = Server::start(config.clone()).await?;
-        let address = server.local_addr();
-        // It comes back where its clients know it.
-        config.listen = address;
-        let group = GroupName::new(GROUP)?;
-        let settings = Settings {
-            numbering,
-            ..Settings::default()
-        };
-        server.handle().configure(group.clone(), settings).await?;
-        let (orders, inbox) = mpsc::channel(1);
-        let keeper = Keeper {
-            server,
-            config,
-            group,
+    ) -> io::Result<Self> {
+        let peers = free_addresses().await?;
+        let options = (1..=REPLICAS).map(|id| ReplicaOptions {
+            id,
+            peers: peers.clone(),
+            folder: folder.path().to_owned(),
+            data: folder.replica(id),
+            slots,
+        });
+        let all = options.map(|options| Replica {
+            options,
+            process: None,
+            killed: None,
+        });
+        let mut replicas = Self {
+            program,
+            all: all.collect(),
             tell,
         };
-        let task = env::spawn(keeper.run(inbox));
-        Ok(Self {
-            address,
-            orders,
-            task,
-        })
+        for id in 1..=REPLICAS {
+            replicas.launch(id)?;
+        }
+        Ok(replicas)
     }
 
-    /// Stops the server, and starts it again after a while.
-    pub(super) fn restart(&self, order: Restart) {
-        // It may be restarting, or have failed: then that is told.
-        let _ = self.orders.try_send(order);
+    /// Where clients find them.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        let peers = self
+            .all
+            .first()
+            .map(|replica| replica.options.peers.clone());
+        peers.unwrap_or_default()
     }
 
-    /// Stops the server for good.
-    pub(super) async fn stop(self) {
-        drop(self.orders);
-        // What went wrong was told.
-        let _ = self.task.await;
+    /// Starts one that does not run.
+    pub(super) fn launch(&mut self, id: u16) -> io::Result<()> {
+        let (program, tell) = (self.program.clone(), self.tell.clone());
+        let Some(replica) = self.of(id) else {
+            return Ok(());
+        };
+        let arguments = replica.options.arguments();
+        replica.process = Some(Process::start(&program, &name(id), arguments, tell)?);
+        replica.killed = None;
+        Ok(())
+    }
+
+    /// Kills one at once, as `kill -9` does.
+    pub(super) fn kill(&mut self, id: u16, now: Instant) {
+        if let Some(replica) = self.of(id)
+            && let Some(process) = &replica.process
+        {
+            process.kill();
+            replica.killed = Some(now);
+        }
+    }
+
+    /// Kills all: nobody is left whom they could tell anything.
+    pub(super) fn kill_all(&mut self, now: Instant) {
+        for id in 1..=REPLICAS {
+            self.kill(id, now);
+        }
+    }
+
+    /// The process of this name has ended; whether it is one of these, and was to end.
+    pub(super) fn ended(&mut self, ended: &str) -> Option<bool> {
+        let mut all = self.all.iter_mut();
+        let replica = all.find(|replica| name(replica.options.id) == ended)?;
+        replica.process = None;
+        Some(replica.killed.is_some())
+    }
+
+    /// Whether any runs.
+    pub(super) fn any(&self) -> bool {
+        self.all.iter().any(|replica| replica.process.is_some())
+    }
+
+    /// Those that have ended, with the time since when they were to.
+    pub(super) fn killed(&self) -> impl Iterator<Item = (u16, Instant)> + '_ {
+        let ended = self.all.iter().filter(|replica| replica.process.is_none());
+        ended.filter_map(|replica| Some((replica.options.id, replica.killed?)))
+    }
+
+    fn of(&mut self, id: u16) -> Option<&mut Replica> {
+        self.all.iter_mut().find(|replica| replica.options.id == id)
     }
 }
 
-impl Keeper {
-    async fn run(mut self, mut orders: mpsc::Receiver<Restart>) {
-        let mut events = self.server.handle().events();
-        loop {
-            let order = tokio::select! {
-                biased;
-                order = orders.recv() => order,
-                event = events.recv() => {
-                    match event {
-                        Ok(event) => self.say(Happening::Server(event)).await,
-                        Err(broadcast::error::RecvError::Lagged(_)) => {}
-                        Err(broadcast::error::RecvError::Closed) => return,
-                    }
-                    continue;
-                }
-                ended = self.server.failed() => {
-                    let text = ended.err().map_or_else(|| "it ended".to_owned(), |error| error.to_string());
-                    return self.say(Happening::ServerFailed(text)).await;
-                }
-            };
-            let Some(Restart { away }) = order else {
-                return drop(self.server.shutdown().await);
-            };
-            let tell = self.tell.clone();
-            match self.restart(away, &mut events).await {
-                Ok(keeper) => self = keeper,
-                // The director may be gone.
-                Err(error) => {
-                    return drop(tell.send(Happening::ServerFailed(error.to_string())).await);
-                }
-            }
-        }
-    }
+/// As it is called in what the demo tells.
+pub(super) fn name(id: u16) -> String {
+    format!("server-{id}")
+}
 
-    async fn restart(
-        self,
-        away: Duration,
-        events: &mut broadcast::Receiver<ServerEvent>,
-    ) -> Result<Self, Failure> {
-        let before = self.view().await?;
-        let stopped = env::now();
-        self.say(Happening::ServerStops).await;
-        let Self {
-            server,
-            config,
-            group,
-            tell,
-        } = self;
-        server.shutdown().await?;
-        env::sleep(away).await;
-        let server = Server::start(config.clone()).await?;
-        *events = server.handle().events();
-        let away = stopped.elapsed();
-        let keeper = Self {
-            server,
-            config,
-            group,
-            tell,
-        };
-        let after = keeper.reunion(before.members.len()).await?;
-        keeper
-            .say(Happening::ServerIsBack {
-                away,
-                rows_moved: after.epoch != before.epoch,
-            })
-            .await;
-        Ok(keeper)
+/// Ports are free when nobody listens there: the replicas take them a moment later.
+async fn free_addresses() -> io::Result<Vec<String>> {
+    let mut listeners = Vec::new();
+    for _ in 1..=REPLICAS {
+        listeners.push(TcpListener::bind(([127, 0, 0, 1], 0).into(), 1).await?);
     }
-
-    /// Waits until so many members are connected again.
-    async fn reunion(&self, members: usize) -> Result<GroupView, Failure> {
-        let deadline = env::now() + REUNION;
-        loop {
-            let view = self.view().await?;
-            let here = |state| state != MemberState::Away;
-            let active = view.members.iter().filter(|member| here(member.state));
-            if active.count() >= members || env::now() > deadline {
-                return Ok(view);
-            }
-            env::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    async fn view(&self) -> Result<GroupView, Failure> {
-        let view = self.server.handle().group(self.group.clone()).await?;
-        view.ok_or(Failure::GroupIsGone)
-    }
-
-    async fn say(&self, happening: Happening) {
-        // The director may be gone: then the demo is over.
-        let _ = self.tell.send(happening).await;
-    }
+    let addresses = listeners
+        .iter()
+        .map(|listener| Ok(listener.local_addr()?.to_string()));
+    addresses.collect()
 }

@@ -1,25 +1,38 @@
-//! What a consumer tells its parent: a JSON line on its stdout for each change.
+//! What a child tells its parent: a JSON line on its stdout for each change.
 
 use serde::{Deserialize, Serialize};
 use skyschedule_client::{ShareUnion, Status};
+use skyschedule_server::view::ServerEvent;
 
-/// The line on a consumer's stdin that asks it to end in good order. The end of its stdin means that the
+/// The line on a child's stdin that asks it to end in good order. The end of its stdin means that the
 /// parent is dead.
 pub(super) const STOP: &str = "stop";
 
 /// One line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
 pub(super) enum Report {
-    /// Its rows changed; none while they move.
+    /// A consumer's rows changed; none while they move.
     Rows {
         /// As people read it: `id % 4 = 1`.
         rows: Option<String>,
     },
-    /// It executed so many tasks until now.
+    /// A consumer executed so many tasks until now.
     Executed {
         /// How many.
         count: u64,
+    },
+    /// The replica follows or leads.
+    Ready,
+    /// Something happened, as the replica that leads says.
+    Server {
+        /// What.
+        event: ServerEvent,
+    },
+    /// The replica leads, and all members of the group have come to it.
+    Reunited {
+        /// The group's newest epoch.
+        epoch: String,
     },
 }
 

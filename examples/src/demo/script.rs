@@ -1,4 +1,4 @@
-//! What the demo does to its consumers and its server, and when.
+//! What the demo does to its consumers and its servers, and when.
 
 /// One act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,12 +7,12 @@ pub(super) enum Act {
     Kill,
     /// One more consumer joins.
     Join,
-    /// The server stops, and comes back after a while.
-    Restart,
+    /// The server that leads is killed abruptly, and comes back after a while.
+    KillLeader,
 }
 
 /// The acts, each after so many sixths of the tasks.
-const ACTS: [(u64, Act); 3] = [(2, Act::Kill), (3, Act::Join), (4, Act::Restart)];
+const ACTS: [(u64, Act); 3] = [(2, Act::Kill), (3, Act::Join), (4, Act::KillLeader)];
 
 /// The acts that are still to come.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(script.due(34, 100, 3), None);
         assert_eq!(script.due(100, 100, 3), Some(Act::Join));
         assert!(!script.is_over());
-        assert_eq!(script.due(100, 100, 4), Some(Act::Restart));
+        assert_eq!(script.due(100, 100, 4), Some(Act::KillLeader));
         assert!(script.is_over());
         assert_eq!(script.due(100, 100, 4), None);
     }

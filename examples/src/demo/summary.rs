@@ -44,13 +44,19 @@ pub(super) struct Kill {
     pub(super) renumbered_ms: Option<f64>,
 }
 
-/// The restart of the server.
+/// The kill of the leader.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Restart {
-    pub(super) away_ms: f64,
+pub(super) struct LeaderKill {
+    pub(super) replica: u16,
+    /// Which one leads afterwards.
+    pub(super) next: Option<u16>,
+    /// From the signal to the moment at which the next one served all consumers.
+    pub(super) without_ms: Option<f64>,
     pub(super) executed_meanwhile: u64,
     /// Whether any consumer got other rows by it.
     pub(super) rows_moved: bool,
+    /// Whether it came back.
+    pub(super) back: bool,
 }
 
 /// What happened, as the demo saw it.
@@ -58,7 +64,7 @@ pub(super) struct Restart {
 pub(super) struct Story {
     pub(super) renumberings: Vec<Renumbering>,
     pub(super) kill: Option<Kill>,
-    pub(super) restart: Option<Restart>,
+    pub(super) leader_kill: Option<LeaderKill>,
     pub(super) trouble: Vec<String>,
     pub(super) interrupted: bool,
     /// Whether every task was done when it ended.
@@ -86,7 +92,7 @@ pub(super) struct Summary {
     pub(super) executed_by: BTreeMap<String, u64>,
     pub(super) killed: Option<Kill>,
     pub(super) renumberings: Vec<Renumbering>,
-    pub(super) server_restart: Option<Restart>,
+    pub(super) leader_killed: Option<LeaderKill>,
     pub(super) trouble: Vec<String>,
 }
 
@@ -121,7 +127,7 @@ impl Summary {
             executed_by: audit.by_client,
             killed: story.kill,
             renumberings: story.renumberings,
-            server_restart: story.restart,
+            leader_killed: story.leader_kill,
             trouble: story.trouble,
         }
     }
@@ -165,19 +171,19 @@ impl Summary {
             count(u64::try_from(self.renumberings.len()).unwrap_or(u64::MAX)),
             &self.times(),
         );
-        if let Some(restart) = &self.server_restart {
-            let moved = if restart.rows_moved {
+        if let Some((kill, without)) = self
+            .leader_killed
+            .as_ref()
+            .and_then(|kill| Some((kill, kill.without_ms?)))
+        {
+            let moved = if kill.rows_moved {
                 "rows moved"
             } else {
                 "no row moved"
             };
-            let meanwhile = count(restart.executed_meanwhile);
+            let meanwhile = count(kill.executed_meanwhile);
             let why = format!("{meanwhile} tasks executed meanwhile, {moved}");
-            row(
-                "server away",
-                format!("{:.1} s", restart.away_ms / 1e3),
-                &why,
-            );
+            row("without leader", format!("{:.1} s", without / 1e3), &why);
         }
         let speed = format!("{:.0} tasks a second", self.tasks_per_second);
         row("time", format!("{:.1} s", self.seconds), &speed);

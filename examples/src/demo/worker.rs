@@ -1,7 +1,5 @@
 //! A consumer of the demo: what a service would have, and beside it a pipe to its parent.
 
-use std::io::{self, BufRead as _, Write as _};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +9,11 @@ use skyschedule_client::sql::{self, Task, consumer};
 use skyschedule_client::{Client, ConnectError, NoGoodbye};
 use skyschedule_common::env;
 use tokio::sync::oneshot;
-use tracing_subscriber::EnvFilter;
 
-use super::folder::{database, remove_orphaned};
+use super::folder::database;
 use super::options::WorkerOptions;
-use super::report::{Report, STOP};
+use super::pipe;
+use super::report::Report;
 use super::table::Table;
 use super::{GROUP, PASSWORD, USER};
 
@@ -28,7 +26,7 @@ const CONNECTIONS: u32 = 4;
 /// Why a consumer fails.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("no connection to the server: {0}")]
+    #[error("no connection to the servers: {0}")]
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Consumer(#[from] sql::Error),
@@ -39,26 +37,14 @@ enum Failure {
 }
 
 pub(super) async fn run(options: WorkerOptions) -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(io::stderr)
-        .init();
-    let stop = obey_parent(options.folder.clone());
-    match work(options, stop).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nobody may read stderr.
-            let _ = writeln!(io::stderr(), "{error}");
-            ExitCode::FAILURE
-        }
-    }
+    pipe::log();
+    let stop = pipe::obey_parent(options.folder.clone());
+    pipe::exit_code(work(options, stop).await)
 }
 
 async fn work(options: WorkerOptions, stop: oneshot::Receiver<()>) -> Result<(), Failure> {
     let client = Client::builder()
-        .servers([options.server])
+        .servers(options.servers)
         .group(GROUP)
         .client_id(options.name.as_str())
         .credentials(USER, PASSWORD)
@@ -100,27 +86,6 @@ async fn work(options: WorkerOptions, stop: oneshot::Receiver<()>) -> Result<(),
     Ok(())
 }
 
-/// Reads what the parent says. When there is no parent any more, this process ends, too, and what the parent would
-/// have removed is removed.
-fn obey_parent(folder: PathBuf) -> oneshot::Receiver<()> {
-    let (stop, stopped) = oneshot::channel();
-    // A thread of its own: whatever the runtime does, an orphan ends.
-    std::thread::spawn(move || {
-        let mut stop = Some(stop);
-        for line in io::stdin().lock().lines().map_while(Result::ok) {
-            if line == STOP
-                && let Some(stop) = stop.take()
-            {
-                // It may have ended by itself.
-                let _ = stop.send(());
-            }
-        }
-        remove_orphaned(&folder);
-        std::process::exit(1);
-    });
-    stopped
-}
-
 /// Tells the parent of each change, until there is nobody to tell.
 async fn tell(client: Client, executed: Arc<AtomicU64>) {
     let mut shares = client.shares();
@@ -145,15 +110,8 @@ async fn tell(client: Client, executed: Arc<AtomicU64>) {
                 Report::Executed { count }
             }
         };
-        if say(&report).is_err() {
+        if pipe::say(&report).is_err() {
             return;
         }
     }
-}
-
-fn say(report: &Report) -> io::Result<()> {
-    let line = serde_json::to_string(report)?;
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()
 }
