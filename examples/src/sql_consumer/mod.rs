@@ -4,6 +4,7 @@
 //! order. `--create` and `--seed` make something to try it on; `--ledger` writes down each execution, so that one
 //! can count what was executed twice and what never.
 
+mod held;
 mod ledger;
 mod options;
 mod table;
@@ -21,6 +22,7 @@ use skyschedule_common::env;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use held::Held;
 use ledger::{Ledger, LedgerError};
 use options::Delivery;
 pub use options::Options;
@@ -146,10 +148,11 @@ async fn at_least_once(
         false => None,
     };
     let takes = Duration::from_millis(options.work_ms);
-    let ledger = Arc::new(ledger);
+    let (ledger, client) = (Arc::new(ledger), client.clone());
     let handler = move |task: Task<(Option<String>,)>| {
-        let ledger = Arc::clone(&ledger);
+        let (ledger, held) = (Arc::clone(&ledger), Held::begin(&client, task.key()));
         async move {
+            let _held = held;
             let started_us = env::unix_micros();
             env::sleep(takes).await; // a service would work here
             match ledger.as_ref() {
@@ -172,10 +175,11 @@ async fn exactly_once(
         ledger::check(database).await?;
     }
     let (takes, with_ledger) = (Duration::from_millis(options.work_ms), options.ledger);
-    let client = client.client_id().clone();
+    let client = client.clone();
     let handler = move |task: Task<(Option<String>,)>, mut transaction: AnyTx| {
-        let client = client.clone();
+        let (client, held) = (client.client_id().clone(), Held::begin(&client, task.key()));
         async move {
+            let _held = held;
             let started_us = env::unix_micros();
             env::sleep(takes).await; // a service would work here, through the transaction
             match with_ledger {
