@@ -12,7 +12,7 @@ use skyschedule_common::protocol::codec::{CodecError, FrameCodec, MAX_FRAME};
 use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, ServerMessage,
 };
-use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION};
+use skyschedule_common::protocol::{MAGIC, MIN_VERSION, VERSION, features};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::codec::Framed;
@@ -130,7 +130,7 @@ async fn log_in(
         magic: MAGIC,
         min_version: MIN_VERSION,
         max_version: VERSION,
-        features: 0,
+        features: features::ALL,
         agent: BoundedString::truncated(concat!("skyschedule-client ", env!("CARGO_PKG_VERSION"))),
     };
     send(frames, ClientMessage::Hello(hello)).await?;

@@ -91,6 +91,7 @@ variants!(
         NotLeader,
         Gone,
         Fenced,
+        Servers,
     }
 );
 

@@ -13,6 +13,7 @@ use bytes::{Buf as _, BufMut as _, BytesMut};
 use rustix::process::Signal;
 use skyschedule_common::auth::Challenge;
 use skyschedule_common::env::{self, net::Stream};
+use skyschedule_common::protocol::features;
 use skyschedule_common::protocol::messages::{ClientMessage, Code, ServerMessage};
 use skyschedule_tests::member::{Member, Options};
 use skyschedule_tests::numbering::numbered;
@@ -210,7 +211,7 @@ async fn a_version_that_the_server_does_not_speak_is_refused_with_the_reason() {
     let Some(ServerMessage::Hello(hello)) = peer.receive().await else {
         panic!("not understood");
     };
-    assert_eq!((hello.version, hello.features), (1, 0));
+    assert_eq!((hello.version, hello.features), (1, features::ALL));
 }
 
 #[tokio::test]

@@ -29,13 +29,19 @@ fn peers(servers: &[Server]) -> String {
 impl Cluster {
     /// Three servers that have addresses but do not run yet.
     pub fn prepared() -> Self {
-        let mut servers: Vec<Server> = (0..3).map(|_| Server::prepared()).collect();
-        let peers = peers(&servers);
-        for (id, server) in (1..).zip(&mut servers) {
+        let servers: Vec<Server> = (0..3).map(|_| Server::prepared()).collect();
+        let mut cluster = Self { servers };
+        cluster.list_peers();
+        cluster
+    }
+
+    /// Gives all servers the list of all, for their next starts.
+    pub fn list_peers(&mut self) {
+        let peers = self.peers();
+        for (id, server) in (1..).zip(&mut self.servers) {
             server.flag("--replica-id", &format!("{id}"));
             server.flag("--peers", &peers);
         }
-        Self { servers }
     }
 
     /// The list of peers that all have.
@@ -51,6 +57,71 @@ impl Cluster {
         }
         cluster.ready().await;
         cluster
+    }
+
+    /// One more server, which is started and waits to be added; its place.
+    pub async fn newcomer(&mut self) -> usize {
+        let at = self.servers.len();
+        self.servers.push(Server::prepared());
+        let peers = self.peers();
+        let new = &mut self.servers[at];
+        new.flag("--replica-id", &format!("{}", at + 1));
+        new.flag("--peers", &peers);
+        new.launch();
+        self.waits_to_be_added(at).await;
+        at
+    }
+
+    /// Waits until the server at this place has found the cluster, in which it is not yet.
+    pub async fn waits_to_be_added(&self, at: usize) {
+        let deadline = env::now() + PATIENCE;
+        let new = &self.servers[at];
+        while !new.logged("it is not in the cluster of the others") {
+            assert!(env::now() < deadline, "{}", new.log());
+            env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must succeed.
+    pub async fn change(&self, at: usize, arguments: &str) -> String {
+        let (done, text) = self.cluster_command(at, arguments).await;
+        assert!(
+            done,
+            "cluster {arguments}: {text}; {}",
+            self.servers[at].log()
+        );
+        text
+    }
+
+    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must refuse; why.
+    pub async fn refusal(&self, at: usize, arguments: &str) -> String {
+        let (done, text) = self.cluster_command(at, arguments).await;
+        assert!(!done, "cluster {arguments}: {text}");
+        text
+    }
+
+    async fn cluster_command(&self, at: usize, arguments: &str) -> (bool, String) {
+        let arguments: Vec<&str> = ["cluster"]
+            .into_iter()
+            .chain(arguments.split_whitespace())
+            .collect();
+        self.servers[at].command(&arguments).await
+    }
+
+    /// Waits until the server at this place sees so many voters, and reaches all of them.
+    pub async fn voters(&self, at: usize, count: usize) {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let view = self.view(at).await;
+            let replicas = view["replicas"].as_array().expect("replicas");
+            let is_there =
+                |replica: &Value| replica["voter"] == true && replica["reachable"] == true;
+            if replicas.len() == count && replicas.iter().all(is_there) {
+                return;
+            }
+            assert!(env::now() < deadline, "{view}; {}", self.servers[at].log());
+            env::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Waits until all servers that run are ready.

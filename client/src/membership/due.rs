@@ -73,7 +73,7 @@ impl Core {
                     dead,
                 ]
             }
-            Phase::Dialing { .. } | Phase::Double => [None; 5],
+            Phase::Dialing { .. } | Phase::Double { .. } | Phase::Forgotten => [None; 5],
         });
         let instants = [looks, lease_end, degraded, self.goodbye_until]
             .into_iter()
@@ -106,7 +106,7 @@ impl Core {
             let (since, limit) = match &self.servers[index].phase {
                 Phase::Dialing { since } => (Some(*since), self.lease.max(MIN_DIAL)),
                 Phase::Open(session) => (self.waiting_since(index, session), self.dead_after()),
-                Phase::Down { .. } | Phase::Double => (None, self.lease),
+                Phase::Down { .. } | Phase::Double { .. } | Phase::Forgotten => (None, self.lease),
             };
             if since.is_some_and(|since| now.saturating_duration_since(since) > limit) {
                 self.close(

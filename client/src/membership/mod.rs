@@ -8,6 +8,7 @@ mod due;
 mod patience;
 mod report;
 mod server;
+mod servers;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -242,7 +243,7 @@ impl Core {
             return;
         };
         if server.attempt != from.attempt
-            || matches!(server.phase, Phase::Down { .. } | Phase::Double)
+            || !matches!(server.phase, Phase::Dialing { .. } | Phase::Open(_))
         {
             return;
         }
@@ -313,6 +314,7 @@ impl Core {
             ServerMessage::Fenced { membership } => {
                 self.membership_over(membership, "fenced", permit);
             }
+            ServerMessage::Servers { addresses } => self.servers_are(from, &addresses, now),
             ServerMessage::Hello(_)
             | ServerMessage::AuthChallenge { .. }
             | ServerMessage::AuthDone { .. } => {
@@ -556,9 +558,9 @@ impl Core {
             End::Failed(reason) => debug!(server = address, "no connection: {reason}"),
         }
         server.trouble = Some(end);
-        server.phase = Phase::Down {
-            retry_at: now + delay,
-        };
+        let retry_at = now + delay;
+        server.phase = Phase::Down { retry_at };
+        self.revive_doubles(from, retry_at);
     }
 
     /// A server told where one is that serves by quorum: connect to it soon.
@@ -569,7 +571,7 @@ impl Core {
         if let Some(known) = self
             .servers
             .iter_mut()
-            .find(|server| server.address == hint)
+            .find(|server| server.address == hint && !server.is_forgotten())
         {
             if let Phase::Down { retry_at } = &mut known.phase
                 && !known.trouble.as_ref().is_some_and(End::is_final)
@@ -579,9 +581,9 @@ impl Core {
                     .map_or(now, |dial| now.max(dial + FIRST_DELAY));
                 *retry_at = soon.min(*retry_at);
             }
-        } else if self.servers.iter().filter(|server| server.learned).count() < MAX_LEARNED {
+        } else if self.hints() < MAX_LEARNED {
             info!(server = hint, "another server tells of this one");
-            self.servers.push(Server::new(hint.to_owned(), true, now));
+            self.put(hint, now);
         }
     }
 
@@ -599,13 +601,13 @@ impl Core {
         let Some(address) = peer(new) else { return };
         let double =
             |(other, server): (usize, &Server)| other != index && peer(server) == Some(address);
-        if self.servers.iter().enumerate().any(double) {
+        if let Some(of) = self.servers.iter().enumerate().position(double) {
             let connection = ConnectionId {
                 server: index,
                 attempt: new.attempt,
             };
             self.actions.push(Action::Close { connection });
-            self.servers[index].phase = Phase::Double;
+            self.servers[index].phase = Phase::Double { of };
         }
     }
 

@@ -64,7 +64,8 @@ impl Core {
     /// Why no amount of waiting makes this client a member: a final refusal, and no other server to go to.
     pub(crate) fn hopeless(&self) -> Option<ConnectError> {
         let tried = |server: &Server| {
-            matches!(server.phase, Phase::Double | Phase::Down { .. }) && server.attempt > 0
+            let is_idle = !matches!(server.phase, Phase::Dialing { .. } | Phase::Open(_));
+            server.is_forgotten() || (is_idle && server.attempt > 0)
         };
         if self.joined_once || !self.servers.iter().all(tried) {
             return None;
@@ -95,7 +96,7 @@ impl Core {
         let listed = self
             .servers
             .iter()
-            .filter(|server| !matches!(server.phase, Phase::Double));
+            .filter(|server| !matches!(server.phase, Phase::Double { .. } | Phase::Forgotten));
         ConnectError::Unavailable {
             servers: listed.map(trouble).collect(),
         }
@@ -114,7 +115,7 @@ impl Core {
             .enumerate()
             .filter_map(|(index, server)| {
                 let link = match &server.phase {
-                    Phase::Double => return None,
+                    Phase::Double { .. } | Phase::Forgotten => return None,
                     Phase::Down { .. } => Link::Down,
                     Phase::Dialing { .. } => Link::Connecting,
                     Phase::Open(_) if attached == Some(index) => Link::Attached,

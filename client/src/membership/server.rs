@@ -15,6 +15,8 @@ pub(super) struct Server {
     pub(super) address: String,
     /// Not named by the user: another server told of it.
     pub(super) learned: bool,
+    /// In the list of all servers, as the one that served the client last told it.
+    pub(super) listed: bool,
     /// Counts the connections to it, so that what an old one still says is not taken for the new one's.
     pub(super) attempt: u64,
     pub(super) phase: Phase,
@@ -34,8 +36,13 @@ pub(super) enum Phase {
         since: Instant,
     },
     Open(Box<Session>),
-    /// The same server as another entry of the list.
-    Double,
+    /// The same server as another one that is connected.
+    Double {
+        /// Which.
+        of: usize,
+    },
+    /// It is no server any more. Its place is free.
+    Forgotten,
 }
 
 impl Server {
@@ -43,12 +50,17 @@ impl Server {
         Self {
             address,
             learned,
+            listed: false,
             attempt: 0,
             phase: Phase::Down { retry_at: now },
             backoff: FIRST_DELAY,
             last_dial: None,
             trouble: None,
         }
+    }
+
+    pub(super) fn is_forgotten(&self) -> bool {
+        matches!(self.phase, Phase::Forgotten)
     }
 
     pub(super) fn session(&self) -> Option<&Session> {

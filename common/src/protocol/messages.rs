@@ -175,7 +175,15 @@ pub enum ServerMessage {
         /// Which.
         membership: Membership,
     },
+    /// Where all servers are; after `Welcome`, and whenever it changes. Needs the feature of this name.
+    Servers {
+        /// `host:port` of each.
+        addresses: BoundedVec<BoundedString<256>, MAX_SERVERS>,
+    },
 }
+
+/// Most servers that a client is told.
+pub const MAX_SERVERS: usize = 16;
 
 /// Most handlers that one client registers.
 pub const MAX_HANDLERS: usize = 1_024;
@@ -189,7 +197,7 @@ pub struct ClientHello {
     pub min_version: u16,
     /// Newest version that the client speaks.
     pub max_version: u16,
-    /// Bits of optional features that the client knows; none exist yet.
+    /// Bits of optional features that the client knows: [`super::features`].
     pub features: u64,
     /// Name and version of the client library, for the log.
     pub agent: BoundedString<64>,

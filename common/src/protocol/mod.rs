@@ -19,5 +19,14 @@ pub const MIN_VERSION: u16 = 1;
 /// First bytes of the first message: tells a lost HTTP client from one of ours.
 pub const MAGIC: [u8; 4] = *b"SKYS";
 
+/// Bits of optional features, as both ends say in their first messages.
+pub mod features {
+    /// The client understands `Servers`.
+    pub const SERVERS: u64 = 1;
+
+    /// All that this build knows.
+    pub const ALL: u64 = SERVERS;
+}
+
 /// Largest weight of a member.
 pub const MAX_WEIGHT: u32 = 1_000;

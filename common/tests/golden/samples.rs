@@ -302,5 +302,13 @@ pub(crate) fn server_samples() -> Vec<(&'static str, ServerMessage)> {
         ),
         ("server.gone", M::Gone { membership: MEMBER }),
         ("server.fenced", M::Fenced { membership: MINTED }),
+        (
+            "server.servers",
+            M::Servers {
+                addresses: vec![text("sky-1:9991"), text("[2001:db8::1]:9991")]
+                    .try_into()
+                    .unwrap(),
+            },
+        ),
     ]
 }

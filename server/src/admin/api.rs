@@ -17,7 +17,6 @@ use super::events::{self, Missed};
 use super::shapes::{GroupBody, GroupList, MemberBody, SettingsBody};
 use super::{Server, Shared, probes};
 use crate::state::Settings;
-use crate::view::ClusterView;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -35,21 +34,12 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Shared>> {
         .routes(routes!(probes::healthz))
         .routes(routes!(probes::readyz))
         .routes(routes!(probes::metrics))
-        .routes(routes!(cluster))
+        .merge(super::cluster::routes())
         .routes(routes!(list_groups))
         .routes(routes!(get_group, put_group))
         .routes(routes!(drain_member))
         .routes(routes!(events::events))
         .routes(routes!(openapi))
-}
-
-/// The replicas.
-#[utoipa::path(get, path = "/api/v1/cluster", tag = "cluster", responses(
-    (status = 200, body = ClusterView),
-    (status = 503, body = ErrorBody),
-))]
-async fn cluster(State(shared): Server) -> Result<Json<ClusterView>, ApiError> {
-    Ok(Json(shared.handle.cluster().await?))
 }
 
 /// All groups and their members.

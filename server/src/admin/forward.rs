@@ -1,4 +1,4 @@
-//! Calls about groups are the leader's to answer: any replica passes them on to it.
+//! Calls about groups, and those that change the replicas, are the leader's to answer: any replica passes them on to it.
 //!
 //! Without a leader that answers, reads are answered with what this replica knows, which says that it is stale.
 
@@ -21,18 +21,30 @@ use super::{CALL_LIMIT, MAX_BODY, Shared};
 use crate::peers::{Answering, Peers, Service};
 
 /// What is passed on.
-const FORWARDED: &str = "/api/v1/groups";
+const FORWARDED: [&str; 2] = ["/api/v1/groups", "/api/v1/cluster/"];
 
 /// Largest answer, in bytes: ten thousand members take some megabytes.
 const MAX_ANSWER: usize = 64 << 20;
 
 /// A call on its way to the leader. Whoever passes it on has checked that the caller may make it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Call {
+pub(super) struct Call {
     method: String,
     target: String,
     content_type: Option<String>,
     body: Bytes,
+}
+
+impl Call {
+    /// A call without a body, that says that it is JSON.
+    pub(super) fn json(method: &Method, target: String) -> Self {
+        Self {
+            method: method.to_string(),
+            target,
+            content_type: Some("application/json".to_owned()),
+            body: Bytes::new(),
+        }
+    }
 }
 
 /// The leader's answer.
@@ -49,7 +61,8 @@ pub(super) async fn pass_on(
     request: Request,
     next: Next,
 ) -> Response {
-    let concerns_leader = request.uri().path().starts_with(FORWARDED);
+    let path = request.uri().path();
+    let concerns_leader = FORWARDED.iter().any(|prefix| path.starts_with(prefix));
     let consensus = shared.handle.consensus();
     let leader = consensus.leadership().leader;
     let other = leader.filter(|leader| *leader != consensus.id() && concerns_leader);
@@ -81,7 +94,7 @@ pub(super) async fn pass_on(
     }
 }
 
-async fn ask(peers: &Peers, leader: u16, call: &Call) -> Result<Response, String> {
+pub(super) async fn ask(peers: &Peers, leader: u16, call: &Call) -> Result<Response, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let body = codec::encode(call, MAX_ANSWER).map_err(|error| text(&error))?;
     let asked = peers.ask(leader, Service::Admin, body, CALL_LIMIT).await;

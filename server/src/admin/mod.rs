@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod change;
+mod cluster;
 mod connections;
 mod error;
 mod events;

@@ -10,23 +10,19 @@ use serde_json::Value;
 use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_server::config::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE};
 use ureq::Agent;
+use ureq::http::Request;
 
 use super::{Failure, print, show, sources};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Largest answer: 10,000 members are some 3 MB.
 const MAX_ANSWER: u64 = 256 << 20;
 
 /// Runs the command `name`.
 pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
-    let sources = sources(matches, &[ADMIN, ADMIN_TOKEN_FILE]);
-    let admin = sources.text(&ADMIN).map_err(Failure::Usage)?;
-    let token = sources
-        .secret(&ADMIN_TOKEN, &ADMIN_TOKEN_FILE)
-        .map_err(Failure::Usage)?;
-    let server = Server::new(&admin.unwrap_or_default(), token)?;
+    let server = Server::of(matches)?;
     let json = matches.get_flag("json");
     let text = match name {
         "status" => return status(&server, json),
@@ -86,7 +82,7 @@ fn group(matches: &ArgMatches) -> &str {
 /// Prints the status; one that does not serve is a failure, so that scripts can ask.
 fn status(server: &Server, json: bool) -> Result<(), Failure> {
     let cluster = server.get("api/v1/cluster")?;
-    let not_ready = server.call(Method::Get, "readyz")?.err();
+    let not_ready = server.call(Method::Get, "readyz", None)?.err();
     if json {
         let status = serde_json::json!({
             "cluster": cluster,
@@ -105,19 +101,31 @@ fn status(server: &Server, json: bool) -> Result<(), Failure> {
 
 /// How a server is called.
 #[derive(Debug, Clone, Copy)]
-enum Method {
+pub(super) enum Method {
     Get,
     Post,
+    Put,
+    Delete,
 }
 
 /// The admin interface of one server.
-struct Server {
+pub(super) struct Server {
     agent: Agent,
     url: String,
     token: Option<SecretString>,
 }
 
 impl Server {
+    /// The one that the command names.
+    pub(super) fn of(matches: &ArgMatches) -> Result<Self, Failure> {
+        let sources = sources(matches, &[ADMIN, ADMIN_TOKEN_FILE]);
+        let admin = sources.text(&ADMIN).map_err(Failure::Usage)?;
+        let token = sources
+            .secret(&ADMIN_TOKEN, &ADMIN_TOKEN_FILE)
+            .map_err(Failure::Usage)?;
+        Self::new(&admin.unwrap_or_default(), token)
+    }
+
     /// `admin` is `host:port` or a URL.
     fn new(admin: &str, token: Option<SecretString>) -> Result<Self, Failure> {
         if admin.starts_with("https://") {
@@ -149,42 +157,58 @@ impl Server {
 
     /// The answer to a call that must succeed.
     fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.call(Method::Get, path)?.map_err(Failure::Failed)
+        self.must(Method::Get, path, None)
     }
 
     /// The answer to a call that changes something and must succeed.
     fn post(&self, path: &str) -> Result<Value, Failure> {
-        self.call(Method::Post, path)?.map_err(Failure::Failed)
+        self.must(Method::Post, path, None)
+    }
+
+    /// The answer to a call that must succeed.
+    pub(super) fn must(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, Failure> {
+        self.call(method, path, body)?.map_err(Failure::Failed)
     }
 
     /// The answer, or the text of the server's error.
-    fn call(&self, method: Method, path: &str) -> Result<Result<Value, String>, Failure> {
+    fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Result<Value, String>, Failure> {
         let url = format!("{}/{path}", self.url);
         let unreachable = |error: ureq::Error| {
             Failure::Failed(format!(
                 "no answer from {url}: {error}; is the server running, and is this its admin address (--admin)?"
             ))
         };
-        let token = self.token.as_ref();
-        let token = token.map(|token| format!("Bearer {}", token.expose_secret()));
-        let response = match method {
-            Method::Get => {
-                let request = self.agent.get(&url);
-                match token {
-                    Some(token) => request.header("authorization", token),
-                    None => request,
-                }
-                .call()
+        let request = Request::builder()
+            .method(match method {
+                Method::Get => "GET",
+                Method::Post => "POST",
+                Method::Put => "PUT",
+                Method::Delete => "DELETE",
+            })
+            .uri(&url)
+            // Calls that change something must say so, also without a body.
+            .header("content-type", "application/json");
+        let request = match &self.token {
+            Some(token) => {
+                request.header("authorization", format!("Bearer {}", token.expose_secret()))
             }
-            Method::Post => {
-                let request = self.agent.post(&url).content_type("application/json");
-                match token {
-                    Some(token) => request.header("authorization", token),
-                    None => request,
-                }
-                .send_empty()
-            }
+            None => request,
         };
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let response = request
+            .body(body)
+            .map_err(ureq::Error::from)
+            .and_then(|request| self.agent.run(request));
         let mut response = response.map_err(unreachable)?;
         let status = response.status();
         let body = response
@@ -212,7 +236,7 @@ impl Server {
     }
 }
 
-fn pretty(value: &Value) -> String {
+pub(super) fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value)
         .map_err(io::Error::from)
         .map(|text| text + "\n")

@@ -7,6 +7,7 @@
 //! | 2 | bad configuration or usage |
 
 mod ask;
+mod cluster;
 mod logs;
 mod serve;
 mod show;
@@ -36,6 +37,7 @@ pub(crate) fn run() -> ExitCode {
     let matches = command().get_matches();
     let done = match matches.subcommand() {
         Some(("serve", matches)) => serve::serve(matches),
+        Some(("cluster", matches)) if matches.subcommand().is_some() => cluster::change(matches),
         Some((name, matches)) => ask::ask(name, matches),
         None => Ok(()),
     };
@@ -95,10 +97,7 @@ fn command() -> Command {
             "status",
             "Shows the replicas and whether they serve",
         ))
-        .subcommand(asking(
-            "cluster",
-            "Shows the replicas, as the one that is asked sees them",
-        ))
+        .subcommand(cluster::command())
         .subcommand(asking("groups", "Shows all groups"))
         .subcommand(members)
         .subcommand(drain)

@@ -25,15 +25,20 @@ pub(super) fn cluster(cluster: &Value) -> String {
 }
 
 fn replicas(cluster: &Value) -> Table {
-    let mut table = table(&["REPLICA", "ADDRESS", "LEADER", "VOTER", "REACHABLE"]);
+    let mut table = table(&["REPLICA", "ADDRESS", "ROLE", "REACHABLE", "LAG"]);
     for replica in list(&cluster["replicas"]) {
         let leads = !cluster["leader"].is_null() && replica["id"] == cluster["leader"];
         table.add_row([
             text(&replica["id"]),
             text(&replica["address"]),
-            yes(leads),
-            yes(replica["voter"] == true),
+            match (leads, replica["voter"] == true) {
+                (true, _) => "leader",
+                (false, true) => "voter",
+                (false, false) => "learner",
+            }
+            .into(),
             yes(replica["reachable"] == true),
+            text(&replica["lag"]),
         ]);
     }
     table

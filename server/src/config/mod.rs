@@ -17,6 +17,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use skyschedule_common::auth::{AuthError, Credentials, UserName};
 use skyschedule_common::ids::GroupName;
 
+use crate::consensus::MAX_REPLICAS;
 pub use crate::consensus::Timing;
 pub use keys::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE, KEYS, Key};
 pub use load::{Loaded, Problems, load};
@@ -27,9 +28,6 @@ pub const MIN_SECRET: usize = 16;
 
 /// Several elections long, and no longer than a usual lease.
 pub(crate) const DEGRADED_AFTER: Duration = Duration::from_secs(5);
-
-/// Most replicas of a cluster.
-const MAX_REPLICAS: usize = 9;
 
 /// Descriptors that are not for connections of clients: store, admin interface, logs.
 const SPARE_DESCRIPTORS: usize = 512;
@@ -318,7 +316,7 @@ impl Limits {
 }
 
 /// Whether this is a host (a name, an IPv4 address, or an IPv6 address in brackets) and a port.
-fn is_host_and_port(text: &str) -> bool {
+pub(crate) fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
     };

@@ -69,9 +69,9 @@ pub enum ConsensusError {
         /// Which replica this is.
         given: u64,
     },
-    /// It knows other replicas than the configuration.
+    /// It is in a cluster, and the configuration says that it is alone.
     #[error(
-        "the cluster in {place} has the replicas {stored}, and the configuration lists {given}: correct --peers (and --replica-id), \
+        "the cluster in {place} has the replicas {stored}, and the configuration lists none: set --peers (and --replica-id), \
          or move the folder away to begin with an empty one"
     )]
     OtherPeers {
@@ -79,8 +79,6 @@ pub enum ConsensusError {
         place: String,
         /// Replicas of the cluster.
         stored: String,
-        /// Replicas of the configuration.
-        given: String,
     },
     /// It is another cluster's.
     #[error(
@@ -90,6 +88,17 @@ pub enum ConsensusError {
     OtherCluster {
         /// The data folder.
         place: String,
+    },
+    /// The cluster goes on without it.
+    #[error(
+        "replica {replica} was removed from its cluster, and the store in {place} takes part in it no more: stop this replica for good, \
+         or, to add it anew, move the folder away, start it with an empty one, and call `skyschedule cluster add {replica} HOST:PORT`"
+    )]
+    Removed {
+        /// The data folder.
+        place: String,
+        /// Which.
+        replica: u16,
     },
     /// It is not what was written.
     #[error(

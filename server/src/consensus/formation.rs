@@ -1,8 +1,9 @@
-//! How replicas become a cluster, and how one that lost its disk comes back.
+//! How replicas become a cluster, how one that lost its disk comes back, and how one learns that it was removed.
 //!
 //! Each asks the others again and again how they are, which also shows who is reachable. When all are empty,
 //! the one with the lowest id draws the id of their cluster, tells it to all, and only when all have it on
-//! their disks writes the first entry, the list of the voters. See `identity` for one that lost its disk.
+//! their disks writes the first entry, the list of the voters. Where a cluster is, no other one forms: a replica
+//! with an empty disk comes back to it, if it was a member, and otherwise waits to be added. See `identity`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +11,17 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use skyschedule_common::env;
+use tokio::sync::watch;
 
+use super::change::Changes;
 use super::error::ConsensusError;
 use super::identity::{ClusterId, Standing};
+use super::members::Members;
 use super::network::Network;
+use super::raft::Place;
 use super::serve::Answers;
-use super::wire::{Reply, Request, Status};
+use super::wire::{Known, Reply, Request, Status};
+use crate::peers::Peers;
 
 /// How often the others are asked, while there is something to form.
 const FORMING_EVERY: Duration = Duration::from_millis(100);
@@ -30,11 +36,16 @@ pub(super) type Statuses = Arc<Mutex<BTreeMap<u16, Status>>>;
 /// Forms the cluster, or finds it.
 pub(super) struct Formation {
     pub(super) id: u16,
-    pub(super) others: Vec<u16>,
+    pub(super) peers: Peers,
+    pub(super) members: Members,
     pub(super) network: Network,
     pub(super) answers: Answers,
     pub(super) statuses: Statuses,
+    pub(super) servers: Servers,
+    pub(super) changes: Changes,
     pub(super) place: String,
+    /// The newest list of replicas that another one told.
+    pub(super) found: Option<Known>,
 }
 
 /// What was said last about each matter: what goes on for days is logged once.
@@ -51,14 +62,19 @@ impl Said {
 
 impl Formation {
     /// Goes on for ever, unless this replica's disk belongs to another cluster.
-    pub(super) async fn run(self) -> ConsensusError {
+    pub(super) async fn run(mut self) -> ConsensusError {
         let mut said = Said::default();
         loop {
+            self.peers.connect(self.members.routes(self.found.as_ref()));
             let statuses = self.ask_all().await;
+            self.found = newest(&statuses).cloned();
             self.check_peers(&statuses, &mut said);
-            if let Err(error) = self.check_cluster(&statuses, &mut said) {
+            let checked = self.check_cluster(&statuses, &mut said);
+            if let Err(error) = checked.and(self.check_member(&statuses).await) {
                 return error;
             }
+            self.servers.update(&self.members, &statuses);
+            self.changes.finish(&self.answers.raft, &self.members);
             let done = match self.answers.status() {
                 Status {
                     standing: Standing::Full,
@@ -79,12 +95,18 @@ impl Formation {
                 }
             };
             *self.statuses.lock().unwrap_or_else(PoisonError::into_inner) = statuses;
-            env::sleep(if done { EVERY } else { FORMING_EVERY }).await;
+            let pause = env::sleep(if done { EVERY } else { FORMING_EVERY });
+            tokio::select! {
+                biased;
+                () = self.members.changed() => {}
+                () = pause => {}
+            }
         }
     }
 
     async fn ask_all(&self) -> BTreeMap<u16, Status> {
-        let asked = self.others.iter().map(async |&id| {
+        let others = self.peers.others();
+        let asked = others.iter().map(async |&id| {
             let reply = self.network.call(u64::from(id), Request::Status, LIMIT);
             match reply.await {
                 Ok(Reply::Status(status)) => Some((id, status)),
@@ -94,12 +116,14 @@ impl Formation {
         join_all(asked).await.into_iter().flatten().collect()
     }
 
-    /// Says once of each replica that its configuration lists others.
+    /// Before there is a cluster, says once of each replica that its configuration lists others. Afterwards it may.
     fn check_peers(&self, statuses: &BTreeMap<u16, Status>, said: &mut Said) {
-        let mine = &self.answers.replicas;
+        let me = self.answers.status();
+        let mine = &me.replicas;
         let others = statuses
             .iter()
-            .filter(|(_, status)| status.replicas != *mine);
+            .filter(|(_, status)| status.replicas != *mine)
+            .filter(|(_, status)| me.known.is_none() && status.known.is_none());
         let theirs: BTreeMap<_, _> = others.map(|(id, status)| (id, &status.replicas)).collect();
         let text = theirs.iter().next().map(|_| format!("{theirs:?}"));
         if said.is_new("peers", &text.unwrap_or_default()) {
@@ -122,7 +146,7 @@ impl Formation {
             .filter(|(_, status)| !status.empty && status.cluster.is_some_and(|id| id != mine))
             .map(|(id, _)| *id)
             .collect();
-        if foreign.len() * 2 > self.others.len() + 1 {
+        if foreign.len() * 2 > self.peers.others().len() + 1 {
             return Err(ConsensusError::OtherCluster {
                 place: self.place.clone(),
             });
@@ -134,17 +158,53 @@ impl Formation {
         Ok(())
     }
 
+    /// A replica without which the cluster goes on ends, and its disk is of no use any more.
+    async fn check_member(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), ConsensusError> {
+        let me = self.answers.status();
+        let (Standing::Full, Some(cluster)) = (me.standing, me.cluster) else {
+            return Ok(());
+        };
+        let others = statuses
+            .values()
+            .filter(|status| status.cluster == Some(cluster));
+        let known = others
+            .chain([&me])
+            .filter_map(|status| status.known.as_ref());
+        let newest = known
+            .filter(|known| known.decided)
+            .max_by_key(|known| known.since);
+        if newest.is_none_or(|known| known.places.contains_key(&self.id)) {
+            return Ok(());
+        }
+        tracing::error!(
+            replica = self.id,
+            "this replica was removed from the cluster; it stops, and takes part no more"
+        );
+        let removed = ConsensusError::Removed {
+            place: self.place.clone(),
+            replica: self.id,
+        };
+        let membership = &self.answers.membership;
+        match membership.set(cluster, Standing::Removed).await {
+            Ok(()) => Err(removed),
+            // The disk has failed, which says more.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     async fn form_or_return(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), String> {
-        let missing = self.others.iter().filter(|id| !statuses.contains_key(id));
+        let me = self.answers.status();
+        let listed = self.others_listed();
+        let missing = listed.iter().filter(|id| !statuses.contains_key(id));
         let missing: Vec<_> = missing.collect();
-        if !missing.is_empty() {
+        if self.found.is_none() && !missing.is_empty() {
             return Err(format!(
                 "waits for replicas {missing:?}: a cluster forms, or takes an empty disk in, when all are there"
             ));
         }
-        let me = self.answers.status();
-        if me.empty && statuses.values().all(|status| status.empty) {
-            self.form(me.cluster).await
+        let is_empty = |id: &u16| statuses.get(id).is_some_and(|status| status.empty);
+        if me.empty && listed.iter().all(is_empty) {
+            self.form(me.cluster, &listed, statuses).await
         } else if me.standing == Standing::Blank {
             self.come_back(statuses).await
         } else {
@@ -152,30 +212,50 @@ impl Formation {
         }
     }
 
-    async fn form(&self, cluster: Option<ClusterId>) -> Result<(), String> {
-        if self.others.iter().any(|other| *other < self.id) {
+    /// The others of the configuration.
+    fn others_listed(&self) -> BTreeSet<u16> {
+        let all = self.members.configured().keys().copied();
+        all.filter(|id| *id != self.id).collect()
+    }
+
+    async fn form(
+        &self,
+        cluster: Option<ClusterId>,
+        others: &BTreeSet<u16>,
+        statuses: &BTreeMap<u16, Status>,
+    ) -> Result<(), String> {
+        if others.iter().any(|other| *other < self.id) {
             return Ok(());
         }
         let cluster = cluster.unwrap_or_else(|| {
             let random = || u128::from(env::rng::u64());
             ClusterId(random() << 64 | random())
         });
-        let membership = &self.answers.membership;
-        let set = membership.set(cluster, Standing::Full).await;
-        set.map_err(|error| error.to_string())?;
-        for &other in &self.others {
-            let replicas = self.answers.replicas.clone();
-            let request = Request::Form { cluster, replicas };
+        let replicas: BTreeSet<u16> = self.members.configured().keys().copied().collect();
+        for &other in others {
+            let request = Request::Form {
+                cluster,
+                replicas: replicas.clone(),
+            };
             let reply = self.network.call(u64::from(other), request, LIMIT).await;
             if !matches!(reply.map_err(|error| error.to_string())?, Reply::Done) {
                 return Err(format!("replica {other} gives a wrong answer"));
             }
         }
-        let voters: BTreeMap<u64, ()> = self
-            .others
-            .iter()
-            .chain([&self.id])
-            .map(|id| (u64::from(*id), ()))
+        let membership = &self.answers.membership;
+        let set = membership.set(cluster, Standing::Full).await;
+        set.map_err(|error| error.to_string())?;
+        let listed = self.members.configured().iter();
+        let voters: BTreeMap<u64, Place> = listed
+            .map(|(id, address)| {
+                let status = statuses.get(id);
+                let advertise = status.map_or(&self.answers.advertise, |status| &status.advertise);
+                let place = Place {
+                    address: address.clone(),
+                    advertise: advertise.clone(),
+                };
+                (u64::from(*id), place)
+            })
             .collect();
         tracing::info!(%cluster, voters = ?voters.keys(), "a new cluster forms");
         self.answers.raft.runtime_config().elect(true);
@@ -183,8 +263,28 @@ impl Formation {
         first.map_err(|error| error.to_string())
     }
 
-    /// Nobody but the others knows what this replica has forgotten.
+    /// Nobody but the others knows what this replica has forgotten: it comes back when all voters have told, or
+    /// waits to be added if it is no member. A list of voters that is out of date does no harm: at least one of
+    /// them knows the next one.
     async fn come_back(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), String> {
+        let Some(known) = &self.found else {
+            return Ok(());
+        };
+        if !known.places.contains_key(&self.id) {
+            let address = self.members.configured().get(&self.id);
+            return Err(format!(
+                "its disk is empty, and it is not in the cluster of the others: `skyschedule cluster add {} {}` adds it",
+                self.id,
+                address.map_or("HOST:PORT", String::as_str)
+            ));
+        }
+        let voters: Vec<u16> = known.voters.iter().copied().collect();
+        let others = voters.iter().filter(|id| **id != self.id);
+        let statuses: Option<BTreeMap<u16, &Status>> =
+            others.map(|id| Some((*id, statuses.get(id)?))).collect();
+        let Some(statuses) = statuses else {
+            return Ok(());
+        };
         let blank: BTreeSet<u16> = statuses
             .iter()
             .filter(|(_, status)| status.standing != Standing::Full)
@@ -210,5 +310,50 @@ impl Formation {
         let standing = Standing::Returning { term };
         let set = self.answers.membership.set(*cluster, standing).await;
         set.map_err(|error| error.to_string())
+    }
+}
+
+/// The newest list of replicas that any of them tells.
+fn newest(statuses: &BTreeMap<u16, Status>) -> Option<&Known> {
+    let known = statuses.values().filter_map(|status| status.known.as_ref());
+    known.max_by_key(|known| known.since)
+}
+
+/// Where clients find the replicas that may lead, for those who tell them.
+pub(super) struct Servers {
+    id: u16,
+    pub(super) tell: watch::Sender<Vec<String>>,
+    /// What each replica said last.
+    advertised: BTreeMap<u16, String>,
+}
+
+impl Servers {
+    pub(super) fn new(id: u16, advertise: &str) -> Self {
+        Self {
+            id,
+            tell: watch::Sender::default(),
+            advertised: BTreeMap::from([(id, advertise.to_owned())]),
+        }
+    }
+
+    fn update(&mut self, members: &Members, statuses: &BTreeMap<u16, Status>) {
+        for (id, status) in statuses {
+            self.advertised.insert(*id, status.advertise.clone());
+        }
+        let Some(known) = members.effective() else {
+            return;
+        };
+        self.advertised
+            .retain(|id, _| *id == self.id || known.places.contains_key(id));
+        let address = |id: &u16| {
+            let place = known.places.get(id).map(|place| &place.advertise);
+            self.advertised.get(id).or(place).cloned()
+        };
+        let servers: Vec<String> = known.voters.iter().filter_map(address).collect();
+        self.tell.send_if_modified(|present| {
+            let changed = *present != servers;
+            *present = servers;
+            changed
+        });
     }
 }

@@ -9,6 +9,10 @@
 //!   had its forgotten vote or confirmation was in none later. It does not vote. It becomes `Full` when it
 //!   has all that such a leader had committed.
 //! - [`Standing::Full`]: it is as good as any.
+//! - [`Standing::Removed`]: the cluster goes on without it, for good.
+//!
+//! A replica that a running cluster takes in begins in the same way: `Blank`, then `Returning` when the leader says so,
+//! with the leader's term, then `Full` when it has all, the decision that made it a member included.
 
 use std::fmt;
 
@@ -35,13 +39,15 @@ impl fmt::Display for ClusterId {
 pub(super) enum Standing {
     /// Its disk is empty.
     Blank,
-    /// It is brought up, in a cluster in which it was before.
+    /// It is brought up, in a cluster in which it was before, or that takes it in.
     Returning {
         /// It follows no leader of an earlier term.
         term: u64,
     },
     /// All.
     Full,
+    /// Nothing any more.
+    Removed,
 }
 
 /// Whose disk this is.

@@ -11,7 +11,7 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use serde::{Deserialize, Serialize};
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::protocol::codec;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::error::ConsensusError;
 use super::raft::{
@@ -46,6 +46,8 @@ pub(super) struct Machine {
     covered: Covered,
     /// Index of the last applied entry, for those who look at the state.
     index: Arc<AtomicU64>,
+    /// The decided membership, for those who look at it.
+    membership: watch::Sender<StoredMembership>,
     current: Arc<Mutex<Option<StoredSnapshot>>>,
     writer: Writer,
     compaction: Compaction,
@@ -66,6 +68,7 @@ impl Machine {
             state,
             covered: Covered::default(),
             index: Arc::default(),
+            membership: watch::Sender::default(),
             current: Arc::default(),
             writer,
             compaction,
@@ -86,8 +89,14 @@ impl Machine {
             applied: meta.last_log_id,
             membership: meta.last_membership.clone(),
         };
+        self.membership.send_replace(meta.last_membership.clone());
         self.show_index();
         Ok(())
+    }
+
+    /// Follows who the replicas are, as decided.
+    pub(super) fn membership(&self) -> watch::Receiver<StoredMembership> {
+        self.membership.subscribe()
     }
 
     /// Index of the last applied entry.
@@ -169,6 +178,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
                 EntryPayload::Membership(membership) => {
                     self.covered.membership =
                         StoredMembership::new(Some(entry.log_id), membership.clone());
+                    self.membership
+                        .send_replace(self.covered.membership.clone());
                 }
             }
             self.covered.applied = Some(entry.log_id);

@@ -20,9 +20,13 @@
 //! | `memory_disk` | a disk that can fail, crash and be copied, for simulations and tests |
 //! | `identity` | whose disk this is, and what its replica may do |
 //! | `formation` | how replicas become a cluster, and how one that lost its disk comes back |
+//! | `members` | who the replicas are at present, and where |
+//! | `change` | replicas are added and removed |
+//! | `transfer` | another replica leads in place of this one |
 //! | `wire`, `network`, `serve` | what replicas ask each other |
 //! | `error` | what can go wrong, and what to do about it |
 
+mod change;
 mod error;
 mod folder;
 mod formation;
@@ -31,6 +35,7 @@ mod leadership;
 mod log;
 mod machine;
 mod mark;
+mod members;
 mod memory_disk;
 mod network;
 mod proposals;
@@ -40,6 +45,7 @@ mod start;
 mod store;
 #[cfg(all(test, not(sim)))]
 mod suite;
+mod transfer;
 mod wire;
 mod writer;
 
@@ -53,15 +59,19 @@ use bytes::Bytes;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver as _;
 use skyschedule_common::auth::ClusterKey;
-use skyschedule_common::env::{self, Instant};
+use skyschedule_common::env::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use change::{Added, ChangeError, Removed};
 pub use error::{ConfirmError, ConsensusError, ProposeError};
 pub use leadership::Leadership;
 pub use memory_disk::MemoryDisk;
 
+use self::change::Changes;
 use self::formation::Statuses;
 use self::identity::Standing;
+use self::members::Members;
+use self::network::Network;
 use self::proposals::{Message, Proposer};
 use self::raft::Raft;
 use self::serve::{Contact, Membership};
@@ -73,14 +83,11 @@ use crate::state::{Command, Effect, State};
 /// Most bytes that the commands of one proposal may have.
 const MAX_BATCH: usize = 16 << 20;
 
+/// Most replicas of a cluster.
+pub(crate) const MAX_REPLICAS: usize = 9;
+
 /// Proposals that wait, and answers that were not taken yet; more are refused.
 const QUEUE: usize = 1_024;
-
-/// How long another replica may take to take the leadership over.
-const HAND_OVER: Duration = Duration::from_secs(1);
-
-/// How often is looked whether a follower has caught up.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Where the memory is.
 #[derive(Debug, Clone)]
@@ -199,6 +206,10 @@ pub struct Consensus {
     raft: RaftHandle,
     leadership: watch::Receiver<Leadership>,
     peers: Option<Peers>,
+    members: Members,
+    network: Network,
+    changes: Changes,
+    servers: watch::Receiver<Vec<String>>,
     statuses: Statuses,
     advertise: String,
     contact: Contact,
@@ -318,23 +329,37 @@ impl Consensus {
 
     /// All replicas, this one included.
     pub fn replicas(&self) -> BTreeMap<u16, Replica> {
-        let voters: Vec<u64> = self.raft.0.voter_ids().collect();
         let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut replicas: BTreeMap<u16, Replica> = BTreeMap::new();
         let lags = self.lags();
+        let known = self.members.effective().or_else(|| self.members.decided());
+        let voters = known.as_ref().map(|known| &known.voters);
         let replica = |id: u16, address: String, reachable| Replica {
             address,
-            voter: voters.contains(&u64::from(id)),
+            voter: voters.is_some_and(|voters| voters.contains(&id)),
             reachable,
             lag: lags.get(&id).copied(),
         };
-        for (&id, address) in self.peers.iter().flat_map(Peers::addresses) {
+        let places: Vec<(u16, String)> = match &known {
+            Some(known) => known
+                .places
+                .iter()
+                .map(|(id, place)| (*id, place.advertise.clone()))
+                .collect(),
+            None => self.members.configured().clone().into_iter().collect(),
+        };
+        let mut replicas: BTreeMap<u16, Replica> = BTreeMap::new();
+        for (id, address) in places {
             let status = statuses.get(&id);
-            let address = status.map_or_else(|| address.clone(), |s| s.advertise.clone());
+            let address = status.map_or(address, |status| status.advertise.clone());
             replicas.insert(id, replica(id, address, status.is_some()));
         }
         replicas.insert(self.id, replica(self.id, self.advertise.clone(), true));
         replicas
+    }
+
+    /// Follows where clients find the replicas that may lead; empty, where this one is alone.
+    pub(crate) fn watch_servers(&self) -> watch::Receiver<Vec<String>> {
+        self.servers.clone()
     }
 
     /// How many entries each of the others lacks; empty, if this replica does not lead.
@@ -360,55 +385,6 @@ impl Consensus {
     /// The other replicas; none, if this one is alone.
     pub(crate) fn peers(&self) -> Option<&Peers> {
         self.peers.as_ref()
-    }
-
-    /// Has the follower that knows most lead in place of this replica, if this one leads and can find one.
-    pub async fn hand_over(&self) {
-        if self.leadership().own.is_none() {
-            return;
-        }
-        let mut leadership = self.leadership.clone();
-        let handing = async {
-            let heir = self.heir().await?;
-            self.raft.0.trigger().transfer_leader(heir).await.ok()?;
-            let id = self.id;
-            let other = leadership
-                .wait_for(|now| now.leader.is_some_and(|leader| leader != id))
-                .await;
-            other.ok()?.leader
-        };
-        match env::timeout(HAND_OVER, handing).await {
-            Ok(Some(leader)) => tracing::info!(leader, "handed the leadership over"),
-            _ => tracing::warn!("no other replica took the leadership over; one will be elected"),
-        }
-    }
-
-    /// Waits until a voter that is there has all entries.
-    async fn heir(&self) -> Option<u64> {
-        loop {
-            let known: Vec<u64> = {
-                let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
-                let full = statuses
-                    .iter()
-                    .filter(|(_, status)| status.standing == Standing::Full);
-                full.map(|(id, _)| u64::from(*id)).collect()
-            };
-            if known.is_empty() {
-                return None;
-            }
-            {
-                let metrics = self.raft.0.metrics();
-                let metrics = metrics.borrow_watched();
-                let caught_up = metrics.replication.as_ref()?.iter().find(|(id, log_id)| {
-                    known.contains(id)
-                        && log_id.map(|log_id| log_id.index) >= metrics.last_log_index
-                });
-                if let Some((heir, _)) = caught_up {
-                    return Some(*heir);
-                }
-            }
-            env::sleep(LOOK).await;
-        }
     }
 
     /// Answers what was proposed before, then stops. Other handles are told `Stopped`.

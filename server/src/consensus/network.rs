@@ -14,7 +14,7 @@ use openraft::raft::{
 use skyschedule_common::protocol::codec;
 
 use super::identity::ClusterId;
-use super::raft::{Snapshot, TypeConfig, Vote};
+use super::raft::{Place, Snapshot, TypeConfig, Vote};
 use super::serve::Membership;
 use super::store::MAX_SNAPSHOT;
 use super::wire::{Envelope, Reply, Request};
@@ -81,7 +81,7 @@ impl Network {
 impl RaftNetworkFactory<TypeConfig> for Network {
     type Network = Client;
 
-    async fn new_client(&mut self, target: u64, _: &()) -> Client {
+    async fn new_client(&mut self, target: u64, _: &Place) -> Client {
         Client {
             network: self.clone(),
             target,

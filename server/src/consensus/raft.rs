@@ -21,12 +21,11 @@ impl RaftTypeConfig for TypeConfig {
     type D = Batch;
     type R = Outcome;
     type NodeId = u64;
-    // Where a replica is, is a matter of configuration.
-    type Node = ();
+    type Node = Place;
     type Term = u64;
     type LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>;
     type Vote = openraft::impls::Vote<Self::LeaderId>;
-    type Payload = openraft::EntryPayload<Batch, u64, ()>;
+    type Payload = openraft::EntryPayload<Batch, u64, Place>;
     type Entry = openraft::impls::Entry<CommittedLeaderId, Self::Payload>;
     type AsyncRuntime = Runtime;
     type Responder<T>
@@ -38,6 +37,15 @@ impl RaftTypeConfig for TypeConfig {
     where
         T: Send + 'static;
     type ErrorSource = openraft::impls::BoxedErrorSource;
+}
+
+/// Where a replica is. Decided together with who the replicas are, so that a change reaches all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Place {
+    /// `host:port` for other replicas.
+    pub(super) address: String,
+    /// `host:port` for clients.
+    pub(super) advertise: String,
 }
 
 pub(super) type Raft = openraft::Raft<TypeConfig, Machine>;

@@ -12,6 +12,7 @@ use skyschedule_common::protocol::codec;
 
 use super::identity::{ClusterId, Identity, Standing};
 use super::log::Log;
+use super::members::Members;
 use super::network::MAX_MESSAGE;
 use super::raft::{LogId, Raft, Snapshot, Vote, seeded};
 use super::store::Change;
@@ -79,9 +80,8 @@ pub(super) struct Answers {
     pub(super) raft: Raft,
     pub(super) log: Log,
     pub(super) membership: Membership,
+    pub(super) members: Members,
     pub(super) advertise: String,
-    /// All replicas by the configuration, this one included.
-    pub(super) replicas: BTreeSet<u16>,
 }
 
 impl Answers {
@@ -106,13 +106,8 @@ impl Answers {
         let same_cluster = cluster.is_some() && cluster == identity.cluster;
         match request {
             Request::Status => Ok(Reply::Status(self.status())),
-            Request::Form { cluster, replicas } if replicas == self.replicas => {
-                self.form(cluster).await
-            }
-            Request::Form { replicas, .. } => Err(format!(
-                "its peers are {:?}, and here they are {replicas:?}; give all replicas the same peers",
-                self.replicas
-            )),
+            Request::Form { cluster, replicas } => self.form(cluster, &replicas).await,
+            Request::Join { cluster, term } => self.join(cluster, term).await,
             _ if !same_cluster => Err("it is in another cluster, or in none yet".into()),
             Request::Append(request) => {
                 self.may_follow(identity, &request.vote)?;
@@ -179,17 +174,38 @@ impl Answers {
             empty: self.log.last().is_none(),
             term: known.max(durable),
             advertise: self.advertise.clone(),
-            replicas: self.replicas.clone(),
+            replicas: self.members.configured().keys().copied().collect(),
+            known: self.members.decided().or_else(|| self.members.effective()),
         }
     }
 
-    async fn form(&self, cluster: ClusterId) -> Result<Reply, String> {
+    async fn form(&self, cluster: ClusterId, replicas: &BTreeSet<u16>) -> Result<Reply, String> {
         if self.log.last().is_some() {
             return Err("it has decisions of a cluster on its disk".into());
+        }
+        if !replicas.iter().eq(self.members.configured().keys()) {
+            return Err(format!(
+                "its peers are {:?}, and here they are {replicas:?}; give all replicas the same peers",
+                self.members.configured().keys()
+            ));
         }
         let formed = self.membership.set(cluster, Standing::Full).await;
         formed.map_err(|error| error.to_string())?;
         self.raft.runtime_config().elect(true);
+        Ok(Reply::Done)
+    }
+
+    /// A leader is about to make this replica a member. It has forgotten nothing: it never knew anything.
+    async fn join(&self, cluster: ClusterId, term: u64) -> Result<Reply, String> {
+        if self.log.last().is_some() {
+            return Err("it has decisions of a cluster on its disk; empty its data folder".into());
+        }
+        self.raft.runtime_config().elect(false);
+        let joined = self
+            .membership
+            .set(cluster, Standing::Returning { term })
+            .await;
+        joined.map_err(|error| error.to_string())?;
         Ok(Reply::Done)
     }
 
@@ -201,11 +217,13 @@ impl Answers {
                 Err("it lost its disk, and follows only a newer leader".into())
             }
             Standing::Blank => Err("it lost its disk, and has not heard all others yet".into()),
+            Standing::Removed => Err("it was removed from the cluster".into()),
         }
     }
 
     /// A replica that lost its disk is as good as any once it has all that a leader had committed, which has
-    /// committed an entry of its own, so that it knows of all earlier ones.
+    /// committed an entry of its own, so that it knows of all earlier ones. One that is new must also know that
+    /// it was made a member.
     async fn brought_up(
         &self,
         identity: Identity,
@@ -218,7 +236,8 @@ impl Answers {
             return Ok(());
         };
         let own = committed.filter(|committed| committed.leader_id.term == leader.leader_id.term);
-        if own.is_some_and(|committed| last >= Some(committed)) {
+        let is_member = self.members.is_decided(identity.replica);
+        if is_member && own.is_some_and(|committed| last >= Some(committed)) {
             let set = self.membership.set(cluster, Standing::Full).await;
             set.map_err(|error| error.to_string())?;
             self.raft.runtime_config().elect(true);

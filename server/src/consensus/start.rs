@@ -1,6 +1,6 @@
 //! A replica is put together, looked after, and taken apart.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -9,15 +9,17 @@ use openraft::async_runtime::WatchReceiver as _;
 use skyschedule_common::env;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::change::Changes;
 use super::error::ConsensusError;
-use super::formation::{Formation, Statuses};
+use super::formation::{Formation, Servers, Statuses};
 use super::identity::{ClusterId, Standing};
 use super::leadership::{self, Leadership};
 use super::log::Log;
 use super::machine::{Compaction, Machine};
+use super::members::Members;
 use super::network::Network;
 use super::proposals::{Message, Proposals, Proposer};
-use super::raft::{Raft, seeded};
+use super::raft::{Place, Raft, seeded};
 use super::serve::{Answers, Contact, Membership};
 use super::store::{Contents, Store};
 use super::writer::{self, Writer};
@@ -118,6 +120,12 @@ async fn assemble(
         place: place.to_owned(),
         reason: reason.to_string(),
     };
+    if contents.identity.standing == Standing::Removed {
+        return Err(ConsensusError::Removed {
+            place: place.to_owned(),
+            replica: options.replica_id,
+        });
+    }
     for entry in contents.log.values() {
         // What cannot be applied later is better known now.
         super::machine::verify(entry, place)?;
@@ -139,7 +147,7 @@ async fn assemble(
     let snapshot = contents.snapshot.take();
     let machine = Machine::new(Arc::clone(&state), snapshot, writer.clone(), compaction)
         .map_err(|error| fatal(&error))?;
-    let applied = machine.index();
+    let (applied, decided_members) = (machine.index(), machine.membership());
     let log = Log::new(&mut contents, writer.clone());
     let membership = Membership::new(contents.identity, writer.clone());
     let peers = cluster
@@ -148,7 +156,6 @@ async fn assemble(
     let peers = peers.map(|cluster| {
         Peers::start(Roster {
             id,
-            addresses: cluster.replicas.clone(),
             key: cluster.key.clone(),
         })
     });
@@ -161,7 +168,16 @@ async fn assemble(
     let raft = Raft::new(u64::from(id), config, network.clone(), log.clone(), machine)
         .await
         .map_err(|error| fatal(&error))?;
-    check_voters(&raft, id, peers.as_ref(), place)?;
+    let configured = cluster
+        .filter(|_| peers.is_some())
+        .map(|cluster| cluster.replicas)
+        .unwrap_or_default();
+    let members = Members::new(id, raft.clone(), decided_members, configured);
+    members
+        .known_to_openraft()
+        .await
+        .map_err(|error| fatal(&error))?;
+    check_members(&members, id, place)?;
     raft.runtime_config()
         .elect(contents.identity.standing == Standing::Full);
 
@@ -171,19 +187,25 @@ async fn assemble(
         raft: raft.clone(),
         log,
         membership,
+        members: members.clone(),
         advertise: advertise.clone(),
-        replicas: given_replicas(id, peers.as_ref()),
     };
-    let statuses = Statuses::default();
+    let (statuses, changes) = (Statuses::default(), Changes::default());
+    let servers = Servers::new(id, &advertise);
+    let told_servers = servers.tell.subscribe();
     let formation = peers.as_ref().map(|peers| {
         peers.serve(Service::Consensus, answers.clone().handler());
         Formation {
             id,
-            others: peers.others().collect(),
-            network,
+            peers: peers.clone(),
+            members: members.clone(),
+            network: network.clone(),
             answers: answers.clone(),
             statuses: Arc::clone(&statuses),
+            servers,
+            changes: changes.clone(),
             place: place.to_owned(),
+            found: None,
         }
     });
     if formation.is_none() {
@@ -207,6 +229,10 @@ async fn assemble(
         raft: RaftHandle(raft.clone()),
         leadership: leads,
         peers,
+        members,
+        network,
+        changes,
+        servers: told_servers,
         statuses,
         advertise,
         contact,
@@ -248,36 +274,40 @@ fn config(timing: &Timing) -> openraft::Config {
     }
 }
 
-/// All replicas by the configuration.
-fn given_replicas(id: u16, peers: Option<&Peers>) -> BTreeSet<u16> {
-    match peers {
-        Some(peers) => peers.addresses().keys().copied().collect(),
-        None => BTreeSet::from([id]),
-    }
-}
-
-/// Who votes is in the log; a configuration that says otherwise is a mistake.
-fn check_voters(
-    raft: &Raft,
-    id: u16,
-    peers: Option<&Peers>,
-    place: &str,
-) -> Result<(), ConsensusError> {
-    let stored: BTreeSet<u64> = raft.voter_ids().collect();
-    let given = given_replicas(id, peers).into_iter().map(u64::from);
-    let given: BTreeSet<u64> = given.collect();
-    if stored.is_empty() || stored == given {
+/// Who the replicas are is in the log. A configuration that says otherwise is out of date, or names replicas that are
+/// about to be added; but a replica of several cannot go on alone.
+fn check_members(members: &Members, id: u16, place: &str) -> Result<(), ConsensusError> {
+    let Some(known) = members.effective() else {
         return Ok(());
-    }
-    let list = |ids: &BTreeSet<u64>| {
-        let texts: Vec<_> = ids.iter().map(u64::to_string).collect();
-        texts.join(", ")
     };
-    Err(ConsensusError::OtherPeers {
-        place: place.to_owned(),
-        stored: list(&stored),
-        given: list(&given),
-    })
+    let configured = members.configured();
+    let list = |places: Vec<(&u16, &String)>| {
+        let texts: Vec<_> = places
+            .iter()
+            .map(|(id, address)| format!("{id}={address}"))
+            .collect();
+        texts.join(",")
+    };
+    let stored = known.places.iter();
+    let stored: Vec<_> = stored.map(|(id, place)| (id, &place.address)).collect();
+    let given: Vec<_> = configured.iter().collect();
+    if configured.is_empty() {
+        return match known.places.keys().eq([&id]) {
+            true => Ok(()),
+            false => Err(ConsensusError::OtherPeers {
+                place: place.to_owned(),
+                stored: list(stored),
+            }),
+        };
+    }
+    if stored != given {
+        tracing::warn!(
+            peers = list(given),
+            replicas = list(stored),
+            "the list of peers is out of date, or names replicas that are not added yet; what the cluster has decided counts"
+        );
+    }
+    Ok(())
 }
 
 /// A replica alone is a cluster of one, and leads at once. All that is on its disk is decided.
@@ -294,7 +324,11 @@ async fn alone(answers: &Answers, id: u64) -> Result<(), String> {
     raft.runtime_config().elect(true);
     let last = answers.log.last();
     if last.is_none() {
-        let voters = BTreeMap::from([(id, ())]);
+        let place = Place {
+            address: answers.advertise.clone(),
+            advertise: answers.advertise.clone(),
+        };
+        let voters = BTreeMap::from([(id, place)]);
         let first = raft.initialize(voters).await;
         return first.map_err(|error| error.to_string());
     }

@@ -36,7 +36,7 @@ const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
 const SNAPSHOT: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("snapshot");
 
 /// Raised when an older version would misread the tables.
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 const FORMAT_KEY: &str = "format";
 const WRITES_KEY: &str = "writes";
 
@@ -187,7 +187,7 @@ impl Store {
                     known: FORMAT,
                 });
             }
-            Some(found @ 1) => {
+            Some(found @ 1..FORMAT) => {
                 return Err(ConsensusError::Older {
                     place: place.clone(),
                     found,

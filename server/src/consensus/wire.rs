@@ -1,6 +1,6 @@
 //! What replicas say to each other about consensus.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use openraft::raft::{
@@ -9,7 +9,7 @@ use openraft::raft::{
 use serde::{Deserialize, Serialize};
 
 use super::identity::{ClusterId, Standing};
-use super::raft::{LogId, SnapshotMeta, TypeConfig, Vote};
+use super::raft::{LogId, Place, SnapshotMeta, StoredMembership, TypeConfig, Vote};
 
 /// What is asked, and in which cluster.
 #[derive(Debug, Serialize, Deserialize)]
@@ -56,6 +56,13 @@ pub(super) enum Request {
         /// It must have this entry.
         last: Option<LogId>,
     },
+    /// The cluster is about to take this blank replica in.
+    Join {
+        /// Which.
+        cluster: ClusterId,
+        /// Of the leader.
+        term: u64,
+    },
 }
 
 /// The answer.
@@ -63,7 +70,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// To `Status`.
     Status(Status),
-    /// To `Form` and `Transfer`.
+    /// To `Form`, `Transfer` and `Join`.
     Done,
     /// To `Append`.
     Append(AppendEntriesResponse<TypeConfig>),
@@ -88,4 +95,36 @@ pub(super) struct Status {
     pub(super) advertise: String,
     /// All replicas by its configuration, itself included.
     pub(super) replicas: BTreeSet<u16>,
+    /// The replicas that it knows of.
+    pub(super) known: Option<Known>,
+}
+
+/// The replicas of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    /// Whether this is decided, or may be taken back.
+    pub(super) decided: bool,
+    /// The entry that says so.
+    pub(super) since: Option<LogId>,
+    /// All of them, and where each is.
+    pub(super) places: BTreeMap<u16, Place>,
+    /// Those that vote. While they change, those of before and those of after.
+    pub(super) voters: BTreeSet<u16>,
+}
+
+impl Known {
+    /// What a membership says; `None`, where there is none yet.
+    pub(super) fn of(stored: &StoredMembership, decided: bool) -> Option<Self> {
+        let id = |id: u64| u16::try_from(id).ok();
+        let places: BTreeMap<u16, Place> = stored
+            .nodes()
+            .filter_map(|(node, place)| Some((id(*node)?, place.clone())))
+            .collect();
+        (!places.is_empty()).then(|| Self {
+            decided,
+            since: *stored.log_id(),
+            places,
+            voters: stored.voter_ids().filter_map(id).collect(),
+        })
+    }
 }

@@ -33,6 +33,8 @@ pub(super) const MAX_LOST: u64 = 1 << 62;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) login: Login,
+    /// Bits of optional features that both ends know.
+    pub(super) features: u64,
     pub(super) peer: SocketAddr,
     pub(super) direct: bool,
     /// The membership that it carries.
@@ -55,6 +57,7 @@ impl Coordinator {
         let LoggedIn {
             connection: id,
             login,
+            features,
             peer,
             direct,
             outbox,
@@ -68,6 +71,7 @@ impl Coordinator {
         }
         let connection = Connection {
             login,
+            features,
             peer,
             direct,
             membership: None,
@@ -518,6 +522,7 @@ impl Coordinator {
             }
         }
         self.send(id, welcome);
+        self.tell_servers(id);
     }
 
     /// Heartbeats and pings come in proportion to the lease.

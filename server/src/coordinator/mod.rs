@@ -16,6 +16,7 @@
 //! | `leases` | heartbeats, deadlines, ends of connections |
 //! | `handovers` | releases are gathered, barriers are paced |
 //! | `effects` | what was decided becomes messages |
+//! | `servers` | clients learn where all servers are |
 //! | `requests` | what is shown and set through the admin interface |
 //! | `batch`, `timers`, `track`, `flapping` | what is to be decided, done later, and remembered |
 
@@ -31,6 +32,7 @@ mod leases;
 mod quorum;
 mod reports;
 mod requests;
+mod servers;
 mod timers;
 mod track;
 
@@ -92,6 +94,8 @@ pub(crate) struct Coordinator {
 
     /// Who leads, as far as this replica knows.
     leadership: watch::Receiver<Leadership>,
+    /// Where clients find all servers.
+    servers: watch::Receiver<Vec<String>>,
     /// The leadership of this replica whose own entry is applied (rule L1).
     ready: Option<u64>,
     /// The last term in which a leader was known, and which; for the log.
@@ -155,6 +159,7 @@ impl Coordinator {
             reports::serve(peers, &handle);
         }
         let consensus_leadership = consensus.watch_leadership();
+        let servers = consensus.watch_servers();
         let memory = Self::memory_on_disk(&consensus);
         let coordinator = Self {
             consensus,
@@ -164,6 +169,7 @@ impl Coordinator {
             handle: handle.clone(),
             metrics,
             leadership: consensus_leadership,
+            servers,
             ready: None,
             hint: None,
             followed: None,
@@ -215,6 +221,10 @@ impl Coordinator {
                 Ok(()) = self.leadership.changed() => {
                     self.look_at_clock();
                     self.follow_leadership();
+                }
+                Ok(()) = self.servers.changed() => {
+                    self.look_at_clock();
+                    self.servers_changed();
                 }
                 Some(decided) = self.decided.recv() => {
                     self.look_at_clock();

@@ -8,7 +8,7 @@ use skyschedule_common::env;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::frame::{Frames, Outgoing, Parts, PeerFrame, write_all};
-use super::{Incoming, Inner, handshake};
+use super::{Incoming, Inner, Service, handshake};
 
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -84,6 +84,15 @@ async fn read(
             }
         };
         let Some(peers) = peers.upgrade() else { return };
+        if service != Service::Consensus as u8 && !peers.knows(replica) {
+            let text = format!(
+                "replica {replica} is not in this cluster; `skyschedule cluster add {replica} HOST:PORT` adds it"
+            );
+            if answers.send(Outgoing::Failure { id, text }).await.is_err() {
+                return;
+            }
+            continue;
+        }
         let Some(handler) = peers.handler(service) else {
             let text = format!("service {service} is not there yet, or needs a newer version");
             if answers.send(Outgoing::Failure { id, text }).await.is_err() {

@@ -31,11 +31,13 @@ const SILENCE: Duration = Duration::from_secs(1);
 type Pending = Arc<Mutex<BTreeMap<u64, oneshot::Sender<Result<Bytes, AskError>>>>>;
 
 /// Asks one other replica.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Link {
     id: u16,
+    addresses: Vec<String>,
     requests: mpsc::Sender<Request>,
     connected: watch::Receiver<bool>,
+    trouble: watch::Receiver<Option<String>>,
 }
 
 #[derive(Debug)]
@@ -46,21 +48,35 @@ struct Request {
 }
 
 impl Link {
-    pub(super) fn start(roster: &Roster, id: u16, address: String) -> Self {
+    pub(super) fn start(roster: &Roster, id: u16, addresses: Vec<String>) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
         let (tell, connected) = watch::channel(false);
+        let (complain, trouble) = watch::channel(None);
         let dialer = Dialer {
             roster: roster.clone(),
             id,
-            address,
+            addresses: addresses.clone(),
             connected: tell,
+            trouble: complain,
         };
         env::spawn(dialer.run(queue));
         Self {
             id,
+            addresses,
             requests,
             connected,
+            trouble,
         }
+    }
+
+    /// Where the other replica may be.
+    pub(super) fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Why the last attempt to connect failed.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.borrow().clone()
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -89,22 +105,30 @@ impl Link {
 struct Dialer {
     roster: Roster,
     id: u16,
-    address: String,
+    addresses: Vec<String>,
     connected: watch::Sender<bool>,
+    trouble: watch::Sender<Option<String>>,
 }
 
 impl Dialer {
     async fn run(self, mut queue: mpsc::Receiver<Request>) {
         let mut wait = FIRST_RETRY;
         let mut complained = false;
+        let mut failures = 0;
         loop {
-            let connecting = env::timeout(CONNECT_LIMIT, self.connect());
+            // Which address is right is known only from who answers there: after a failure, the next one is tried.
+            let at = failures % self.addresses.len().max(1);
+            let Some(address) = self.addresses.get(at) else {
+                return;
+            };
+            let connecting = env::timeout(CONNECT_LIMIT, self.connect(address));
             match refusing(&mut queue, self.id, connecting).await {
                 None => return,
                 Some(Ok(Ok(frames))) => {
                     tracing::info!(replica = self.id, "connected to another replica");
                     complained = false;
                     wait = FIRST_RETRY;
+                    self.trouble.send_replace(None);
                     self.connected.send_replace(true);
                     let ended = converse(frames, &mut queue, self.id).await;
                     self.connected.send_replace(false);
@@ -117,15 +141,17 @@ impl Dialer {
                     );
                 }
                 Some(failed) => {
+                    failures += 1;
                     let why = match failed {
                         Ok(Err(error)) => error.to_string(),
                         _ => "no answer in time".into(),
                     };
+                    self.trouble.send_replace(Some(why.clone()));
                     // Once: it may be away for days.
                     if !std::mem::replace(&mut complained, true) {
                         tracing::warn!(
                             replica = self.id,
-                            address = self.address,
+                            address,
                             why,
                             "cannot talk to another replica"
                         );
@@ -141,9 +167,9 @@ impl Dialer {
     }
 
     /// Names are asked for anew each time.
-    async fn connect(&self) -> Result<Frames, ConnectError> {
+    async fn connect(&self, address: &str) -> Result<Frames, ConnectError> {
         let mut last = None;
-        for address in net::resolve(&self.address).await? {
+        for address in net::resolve(address).await? {
             match Stream::connect(address).await {
                 Ok(stream) => return Ok(handshake::dial(stream, &self.roster, self.id).await?),
                 Err(error) => last = Some(error),

@@ -72,13 +72,11 @@ pub(crate) enum AskError {
     Refused(u16, String),
 }
 
-/// Who the replicas of a cluster are.
+/// Who this replica is.
 #[derive(Debug, Clone)]
 pub(crate) struct Roster {
     /// This replica.
     pub(crate) id: u16,
-    /// Every replica's `host:port`, this one included.
-    pub(crate) addresses: BTreeMap<u16, String>,
     /// What they prove to each other.
     pub(crate) key: ClusterKey,
 }
@@ -89,7 +87,7 @@ pub(crate) struct Peers(Arc<Inner>);
 
 struct Inner {
     roster: Roster,
-    links: BTreeMap<u16, Link>,
+    links: RwLock<BTreeMap<u16, Link>>,
     handlers: RwLock<BTreeMap<u8, Handler>>,
     incoming: mpsc::Sender<Incoming>,
 }
@@ -112,18 +110,12 @@ impl fmt::Debug for Peers {
 }
 
 impl Peers {
-    /// Begins to connect to the others, on the present runtime. It ends when all clones are gone.
+    /// Takes connections of others, on the present runtime. It ends when all clones are gone.
     pub(crate) fn start(roster: Roster) -> Self {
-        let others = roster
-            .addresses
-            .iter()
-            .filter(|(id, _)| **id != roster.id)
-            .map(|(&id, address)| (id, Link::start(&roster, id, address.clone())))
-            .collect();
         let (incoming, waiting) = mpsc::channel(WAITING);
         let peers = Self(Arc::new(Inner {
             roster,
-            links: others,
+            links: RwLock::default(),
             handlers: RwLock::default(),
             incoming,
         }));
@@ -131,14 +123,29 @@ impl Peers {
         peers
     }
 
-    /// The other replicas.
-    pub(crate) fn others(&self) -> impl Iterator<Item = u16> + '_ {
-        self.0.links.keys().copied()
+    /// From here on these are the others, each with the addresses (`host:port`) at which it may be. Connections to those that
+    /// are new are begun on the present runtime; those to others than these end.
+    pub(crate) fn connect(&self, others: BTreeMap<u16, Vec<String>>) {
+        let mut links = self.0.links.write().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|id, link| others.get(id).is_some_and(|at| at == link.addresses()));
+        for (id, addresses) in others {
+            let start = || Link::start(&self.0.roster, id, addresses);
+            if id != self.0.roster.id {
+                links.entry(id).or_insert_with(start);
+            }
+        }
     }
 
-    /// All replicas and where they are, this one included.
-    pub(crate) fn addresses(&self) -> &BTreeMap<u16, String> {
-        &self.0.roster.addresses
+    /// The other replicas.
+    pub(crate) fn others(&self) -> Vec<u16> {
+        let links = self.0.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.keys().copied().collect()
+    }
+
+    /// Why there is no connection to another replica, where that is known.
+    pub(crate) fn trouble(&self, id: u16) -> Option<String> {
+        let links = self.0.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.get(&id)?.trouble()
     }
 
     /// Asks another replica.
@@ -149,7 +156,10 @@ impl Peers {
         body: Bytes,
         limit: Duration,
     ) -> Result<Bytes, AskError> {
-        let link = self.0.links.get(&id).ok_or(AskError::Unreachable(id))?;
+        let link = {
+            let links = self.0.links.read().unwrap_or_else(PoisonError::into_inner);
+            links.get(&id).cloned().ok_or(AskError::Unreachable(id))?
+        };
         env::timeout(limit, link.ask(service, body))
             .await
             .unwrap_or(Err(AskError::Late(id)))
@@ -177,6 +187,12 @@ impl Peers {
 }
 
 impl Inner {
+    /// Whether this is a replica of the cluster, as far as this one knows.
+    fn knows(&self, id: u16) -> bool {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.contains_key(&id)
+    }
+
     fn handler(&self, service: u8) -> Option<Handler> {
         let handlers = self.handlers.read();
         handlers

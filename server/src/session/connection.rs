@@ -48,8 +48,8 @@ pub(super) async fn serve(
         &shared.users,
         &shared.throttle,
     ));
-    let login = match env::timeout(shared.limits.login_deadline, shaking).await {
-        Ok(Ok(Caller::Client(login))) => login,
+    let (login, features) = match env::timeout(shared.limits.login_deadline, shaking).await {
+        Ok(Ok(Caller::Client { login, features })) => (login, features),
         Ok(Ok(Caller::Replica(hello))) => {
             return match &shared.peers {
                 Some(peers) => {
@@ -85,6 +85,7 @@ pub(super) async fn serve(
     let logged_in = LoggedIn {
         connection,
         login,
+        features,
         peer,
         direct,
         outbox,

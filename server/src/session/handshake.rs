@@ -13,7 +13,7 @@ use skyschedule_common::protocol::messages::{
     AuthMethod, ClientHello, ClientMessage, Code, Login, PeerHello, Refusal, ServerHello,
     ServerMessage,
 };
-use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION};
+use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION, features};
 
 use super::throttle::Throttle;
 use super::{Frames, Users};
@@ -25,7 +25,11 @@ const MAX_COUNTER: u64 = 1 << 63;
 #[derive(Debug)]
 pub(super) enum Caller {
     /// A client that has logged in.
-    Client(Login),
+    Client {
+        login: Login,
+        /// Bits of optional features that both ends know.
+        features: u64,
+    },
     /// Another replica, which has not proven itself yet.
     Replica(PeerHello),
 }
@@ -67,11 +71,11 @@ pub(super) async fn shake(
     users: &Users,
     throttle: &Throttle,
 ) -> Result<Caller, Failure> {
-    match next(frames).await? {
+    let features = match next(frames).await? {
         ClientMessage::Hello(said) => hello(frames, users, said).await?,
         ClientMessage::Peer(said) => return Ok(Caller::Replica(said)),
         _ => return Err(out_of_turn("Hello")),
-    }
+    };
     let user = if users.are_required() {
         Some(authenticate(frames, peer, users, throttle).await?)
     } else {
@@ -90,16 +94,18 @@ pub(super) async fn shake(
         );
         return Err(refused(Code::FORBIDDEN, &text, None, "forbidden"));
     }
-    Ok(Caller::Client(*login))
+    let login = *login;
+    Ok(Caller::Client { login, features })
 }
 
-async fn hello(frames: &mut Frames, users: &Users, said: ClientHello) -> Result<(), Failure> {
+/// Agrees on a version, and on the features that it answers.
+async fn hello(frames: &mut Frames, users: &Users, said: ClientHello) -> Result<u64, Failure> {
     let ClientHello {
         magic,
         min_version,
         max_version,
         agent,
-        ..
+        features,
     } = said;
     if magic != MAGIC {
         return Err(Failure::Protocol(
@@ -121,16 +127,18 @@ async fn hello(frames: &mut Frames, users: &Users, said: ClientHello) -> Result<
         AuthMethod::None
     };
     let agent = BoundedString::truncated(concat!("skyschedule/", env!("CARGO_PKG_VERSION")));
+    let features = features & features::ALL;
     send(
         frames,
         ServerMessage::Hello(ServerHello {
             version,
-            features: 0,
+            features,
             auth,
             agent,
         }),
     )
-    .await
+    .await?;
+    Ok(features)
 }
 
 /// The SCRAM exchange; answers with the name of the user.

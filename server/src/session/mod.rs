@@ -64,6 +64,8 @@ pub(crate) enum SessionEvent {
 pub(crate) struct LoggedIn {
     pub(crate) connection: ConnectionId,
     pub(crate) login: Login,
+    /// Bits of optional features that both ends know.
+    pub(crate) features: u64,
     pub(crate) peer: SocketAddr,
     /// No proxy between: both ends are those that the client sees, so that a FIN is its own.
     pub(crate) direct: bool,

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod rules;
+mod servers;
 
 use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_common::protocol::bounded::BoundedVec;
