@@ -105,7 +105,7 @@ on_each_database! {
         place.execute(place.pick(
             "ALTER TABLE task_info ADD COLUMN slot SMALLINT GENERATED ALWAYS AS (id & 1023) STORED; \
              CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
-            "ALTER TABLE task_info ADD COLUMN slot SMALLINT AS (id & 1023) STORED, \
+            "ALTER TABLE task_info ADD COLUMN slot SMALLINT UNSIGNED AS (id & 1023) VIRTUAL, \
              ADD INDEX slots (slot, status, task_time, id)",
             "ALTER TABLE task_info ADD COLUMN slot INTEGER AS (id & 1023) VIRTUAL; \
              CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
@@ -125,7 +125,7 @@ on_each_database! {
              (('x' || substr(md5(id), 1, 8))::bit(32)::bigint % 64) STORED)",
             "CREATE TABLE task_info (id VARCHAR(100) CHARACTER SET latin1 COLLATE latin1_bin PRIMARY KEY, \
              task_time DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), status TINYINT NOT NULL DEFAULT 0, \
-             slot SMALLINT AS (CAST(CONV(SUBSTR(MD5(CONVERT(id USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED) % 64) STORED)",
+             slot SMALLINT UNSIGNED AS (CAST(CONV(SUBSTR(MD5(CONVERT(id USING utf8mb4)), 1, 8), 16, 10) AS UNSIGNED) % 64) VIRTUAL)",
             // Without such a function: whoever adds a task computes its slot.
             "CREATE TABLE task_info (id TEXT PRIMARY KEY, slot INTEGER, task_time TEXT NOT NULL DEFAULT (datetime('now')), \
              status INTEGER NOT NULL DEFAULT 0)",

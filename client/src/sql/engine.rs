@@ -237,7 +237,7 @@ where
             && !self.trouble.lasts(now)
             && let Some(queued) = self.queue.pop_front()
         {
-            tasks.extend(self.begin_task(queued));
+            tasks.extend(self.begin_task(queued, now));
             if tasks.len() >= self.groups.size() {
                 self.start(std::mem::take(&mut tasks));
             }
@@ -247,7 +247,7 @@ where
         }
     }
 
-    fn begin_task(&mut self, queued: Queued<R>) -> Option<Task<R>> {
+    fn begin_task(&mut self, queued: Queued<R>, now: Instant) -> Option<Task<R>> {
         let Queued {
             work,
             key,
@@ -265,7 +265,7 @@ where
             Ok(row) => row,
             Err(error) => {
                 let failure = Failure::Unreadable(error);
-                self.settle(key, guard, attempts, Outcome::Failed(failure));
+                self.settle(key, guard, attempts, Outcome::Failed(failure), now);
                 return None;
             }
         };
@@ -307,16 +307,17 @@ where
                 ended
             }
         };
+        let now = env::now();
         for Ended { key, outcome } in ended {
             self.apart.remove(&key);
             if let Some(Begun { guard, attempts }) = self.running.remove(&key) {
-                self.settle(key, guard, attempts, outcome);
+                self.settle(key, guard, attempts, outcome, now);
             }
         }
     }
 
     /// Decides what becomes of a task that was executed.
-    fn settle(&mut self, key: Key, guard: Arc<Row>, attempts: i64, outcome: Outcome) {
+    fn settle(&mut self, key: Key, guard: Arc<Row>, attempts: i64, outcome: Outcome, now: Instant) {
         let failure = match outcome {
             Outcome::Done => None,
             // The next owner may be at it: this failure is not to take one of its attempts.
@@ -341,7 +342,7 @@ where
             key,
             mark,
             guard,
-            at: env::now(),
+            at: now,
         });
     }
 

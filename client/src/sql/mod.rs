@@ -59,7 +59,8 @@
 //! | the database refuses a mark (a constraint, a trigger) | the others are marked; this task is left alone for a minute |
 //!
 //! A handler that blocks its thread costs no lease, but it delays the consumer if it blocks all threads of the runtime:
-//! let it wait on a thread of its own.
+//! let it wait on a thread of its own. Handlers that end at once are executed several in a row, in one task of the
+//! runtime; as soon as some take longer, or wait for something, each has its own.
 //!
 //! # Index and numbering
 //! A group is numbered `modulo` (the default) or by `slots`. With a few clients both are fast. In a modulo group
@@ -70,7 +71,7 @@
 //! | | modulo | slots |
 //! |---|---|---|
 //! | PostgreSQL | `CREATE INDEX … ON task_info (task_time, id) WHERE status = 0` | `CREATE INDEX … ON task_info ((id & 1023), task_time, id) WHERE status = 0` |
-//! | MariaDB, MySQL | `INDEX (status, task_time, id)` | `slot SMALLINT AS (id & 1023) STORED, INDEX (slot, status, task_time, id)` |
+//! | MariaDB, MySQL | `INDEX (status, task_time, id)` | `slot SMALLINT UNSIGNED AS (id & 1023) VIRTUAL, INDEX (slot, status, task_time, id)` |
 //! | SQLite | `CREATE INDEX … ON task_info (task_time, id) WHERE status = 0` | `CREATE INDEX … ON task_info ((id & 1023), task_time, id) WHERE status = 0` |
 //!
 //! For text and UUID keys the slot is, for 1,024 slots, in PostgreSQL
@@ -83,7 +84,8 @@
 //!
 //! # Inside
 //! `table` and `schema` say what the table is, `statements` and `clock` what is asked of it, `driver` how. `engine` is the
-//! loop, `fetch` where it is in the table, `task` an execution, `mark` the writing down of what came of it. `once` is
+//! loop, `fetch` and `rotation` where it is in the table, `group` and `task` an execution, `mark` the writing down of what
+//! came of it, `session` the connections for that. `once` is
 //! all of this in transactions.
 
 mod clock;
