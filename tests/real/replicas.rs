@@ -353,7 +353,10 @@ async fn replicas_with_other_peers_say_so_and_form_no_cluster() {
             env::sleep(Duration::from_millis(20)).await;
         }
     }
-    assert!(cluster.servers[1].logged("waits for replicas [4]"));
+    while !cluster.servers[1].logged("waits for replicas [4]") {
+        assert!(env::now() < deadline, "{}", cluster.servers[1].log());
+        env::sleep(Duration::from_millis(20)).await;
+    }
     for server in &mut cluster.servers {
         assert!(!server.admin().is_ready().await);
         server.stop().await;

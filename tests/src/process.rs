@@ -8,15 +8,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skyschedule_common::env;
+use skyschedule_common::env::{self, JoinHandle};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+
+/// How long what a process wrote may take to be read after its end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A child process. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
     log: Log,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -29,8 +33,8 @@ impl Process {
             .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let stderr = child.stderr.take().expect("stderr is piped");
         let into = log.clone();
-        env::spawn(each_line(stderr, move |line| into.add(line)));
-        Self { child, log }
+        let reader = Some(env::spawn(each_line(stderr, move |line| into.add(line))));
+        Self { child, log, reader }
     }
 
     pub(crate) fn child(&mut self) -> &mut Child {
@@ -50,7 +54,13 @@ impl Process {
     /// Waits for the process to end by itself.
     pub(crate) async fn ended(&mut self, limit: Duration) -> ExitStatus {
         match env::timeout(limit, self.child.wait()).await {
-            Ok(status) => status.expect("a child can be waited for"),
+            Ok(status) => {
+                // Its last words may still be on their way.
+                if let Some(reader) = self.reader.take() {
+                    let _ = env::timeout(LAST_WORDS, reader).await;
+                }
+                status.expect("a child can be waited for")
+            }
             Err(_) => panic!(
                 "the process does not end within {limit:?}; its log:\n{}",
                 self.log
