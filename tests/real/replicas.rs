@@ -13,7 +13,7 @@ use serde_json::Value;
 use skyschedule_common::env;
 use skyschedule_common::epoch::Epoch;
 use skyschedule_tests::cluster::Cluster;
-use skyschedule_tests::member::{Event, Member};
+use skyschedule_tests::member::{Event, Member, Rows};
 use skyschedule_tests::numbering::{numbered, settled};
 
 const GROUP: &str = "1000";
@@ -226,16 +226,29 @@ async fn one_replica_is_enough(survivor_led: bool) {
     for other in others {
         cluster.servers[other].kill().await;
     }
-    let mut dropped = members.remove(1);
-    dropped.signal(Signal::KILL);
-    dropped.ended().await;
+    let mut dead = members.remove(1);
+    dead.signal(Signal::KILL);
+    dead.ended().await;
     members.push(cluster.member(GROUP, "late").start());
-    let numbering = numbered(&all(&members)).await;
-    let took = numbering.after(killed);
+    let joined = numbered(&all(&members)).await.after(killed);
+    let dropped = members[..2].iter().map(|member| {
+        let history = member.history();
+        let degraded = |rows: &&Rows| rows.is_leased() && epoch(rows).degraded > 0;
+        history.iter().find(degraded).unwrap().at
+    });
+    let dropped = Duration::from_nanos(dropped.max().unwrap() - killed);
     println!(
-        "numbered a join and a drop {took:?} after a quorum was lost (survivor led: {survivor_led})"
+        "numbered a drop {dropped:?} and a join {joined:?} after a quorum was lost (survivor led: {survivor_led})"
     );
-    assert!(took < DEGRADED_AFTER + Duration::from_secs(1), "{took:?}");
+    assert!(
+        dropped < DEGRADED_AFTER + Duration::from_secs(1),
+        "{dropped:?}"
+    );
+    // The process that joins has to start first.
+    assert!(
+        joined < DEGRADED_AFTER + Duration::from_secs(3),
+        "{joined:?}"
+    );
     settled(&all(&members)).await;
 
     // It is marked everywhere.
@@ -269,6 +282,10 @@ async fn one_replica_is_enough(survivor_led: bool) {
     );
     assert_eq!(epochs(&exclusive), exclusive_epochs);
 
+    if !survivor_led {
+        restarted_alone(&mut cluster, survivor, &mut members).await;
+    }
+    let degraded = epochs(&members);
     for other in others {
         cluster.servers[other].launch();
     }
@@ -276,11 +293,13 @@ async fn one_replica_is_enough(survivor_led: bool) {
     let leader = cluster.leader().await;
     let newest = degraded.iter().max().unwrap();
     let deadline = env::now() + Duration::from_secs(20);
-    while !epochs(&members)
-        .iter()
-        .all(|epoch| epoch.degraded == 0 && epoch > newest)
-    {
-        assert!(env::now() < deadline, "{:?}", epochs(&members));
+    let is_renumbered = |member: &Member| {
+        let rows = member.rows();
+        rows.epoch.is_some() && epoch(&rows).degraded == 0 && epoch(&rows) > *newest
+    };
+    while !members.iter().all(is_renumbered) {
+        let shown = || members.iter().map(ToString::to_string).collect::<String>();
+        assert!(env::now() < deadline, "{}", shown());
         env::sleep(Duration::from_millis(20)).await;
     }
     settled(&all(&members)).await;
@@ -290,9 +309,29 @@ async fn one_replica_is_enough(survivor_led: bool) {
     assert_eq!(cluster.view(survivor).await["degraded"], false);
 }
 
+/// What was given out is never given out again.
+async fn restarted_alone(cluster: &mut Cluster, survivor: usize, members: &mut Vec<Member>) {
+    let newest = epochs(members).into_iter().max();
+    let memberships: Vec<_> = members.iter().map(Member::membership).collect();
+    cluster.servers[survivor].kill().await;
+    cluster.servers[survivor].launch();
+    members.push(cluster.member(GROUP, "later").start());
+    settled(&all(members)).await;
+    assert!(epochs(members).into_iter().min() > newest);
+    let minted = members.last().and_then(Member::membership);
+    assert!(
+        minted.as_ref().is_some_and(|it| it.contains('@')),
+        "{minted:?}"
+    );
+    assert!(!memberships.contains(&minted), "{memberships:?}");
+}
+
 fn epochs(members: &[Member]) -> Vec<Epoch> {
-    let epoch = |member: &Member| member.rows().epoch.unwrap().parse().unwrap();
-    members.iter().map(epoch).collect()
+    members.iter().map(|member| epoch(&member.rows())).collect()
+}
+
+fn epoch(rows: &Rows) -> Epoch {
+    rows.epoch.as_ref().unwrap().parse().unwrap()
 }
 
 #[tokio::test]

@@ -361,6 +361,22 @@ fn it_waits_for_a_quorum_before_it_turns_to_a_degraded_server() {
 }
 
 #[test]
+fn a_leader_that_found_out_late_that_it_has_no_quorum_is_not_waited_for_again() {
+    let mut play = Play::member(1, share(1, &[0]), AVAILABLE);
+    play.answer_heartbeats(0);
+    let answered = play.now;
+    play.pass(900);
+    play.hear(0, serving(Serving::None));
+    play.pass(900);
+    play.hear(0, serving(Serving::Degraded));
+    play.sent.clear();
+    play.pass(5_000 - (play.now - answered) - 100);
+    assert!(play.take().is_empty());
+    play.pass(100);
+    assert_eq!(play.take(), [(0, attach(Some(M), 1))]);
+}
+
+#[test]
 fn an_exclusive_client_never_turns_to_a_degraded_server() {
     let mut play = Play::member(2, share(1, &[0]), EXCLUSIVE);
     play.lose(0);
