@@ -157,6 +157,8 @@ fn the_description_matches_what_is_answered() {
         "/readyz",
         "/metrics",
         "/api/v1/cluster",
+        "/api/v1/cluster/replicas/{id}",
+        "/api/v1/cluster/transfer",
         "/api/v1/groups",
         "/api/v1/groups/{group}",
         "/api/v1/groups/{group}/members/{client_id}/drain",
@@ -175,15 +177,24 @@ fn the_description_matches_what_is_answered() {
         for (method, described) in methods.as_object().unwrap() {
             let path = path
                 .replace("{group}", "orders")
-                .replace("{client_id}", "a");
-            let answer = match method.as_str() {
-                "get" => server.get(&path),
-                "post" => server.call("POST", &path, &["content-type: application/json"], ""),
-                "put" => server.put(&path, &json!({"settle_ms": 30})),
+                .replace("{client_id}", "a")
+                .replace("{id}", "1");
+            let json = &["content-type: application/json"];
+            let replicas = path.contains("/replicas/");
+            // A server alone has no others, and must stay.
+            let (answer, status) = match method.as_str() {
+                "get" => (server.get(&path), 200),
+                "post" if path.ends_with("/transfer") => {
+                    (server.call("POST", &path, json, r#"{"to": 1}"#), 200)
+                }
+                "post" => (server.call("POST", &path, json, ""), 200),
+                "put" if replicas => (server.put(&path, &json!({"address": "sky-2:9991"})), 409),
+                "put" => (server.put(&path, &json!({"settle_ms": 30})), 200),
+                "delete" if replicas => (server.call("DELETE", &path, json, ""), 409),
                 other => panic!("{other} {path} is not checked"),
             };
-            assert_eq!(answer.status, 200, "{method} {path}");
-            let content = described["responses"]["200"]["content"]
+            assert_eq!(answer.status, status, "{method} {path}");
+            let content = described["responses"][status.to_string()]["content"]
                 .as_object()
                 .unwrap();
             let (kind, content) = content.iter().next().unwrap();
@@ -202,7 +213,7 @@ fn the_description_matches_what_is_answered() {
             }
         }
     }
-    assert_eq!(checked, 8);
+    assert_eq!(checked, 11);
     let error = &api["paths"]["/api/v1/groups/{group}"]["get"]["responses"]["404"];
     let schema = &error["content"]["application/json"]["schema"];
     check(
