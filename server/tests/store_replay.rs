@@ -229,7 +229,7 @@ async fn a_store_of_a_later_version_is_refused() {
     write
         .open_table(about)
         .unwrap()
-        .insert("format", 3)
+        .insert("format", 4)
         .unwrap();
     write.commit().unwrap();
     drop(database);
@@ -238,8 +238,8 @@ async fn a_store_of_a_later_version_is_refused() {
         matches!(
             error,
             ConsensusError::Newer {
-                found: 3,
-                known: 2,
+                found: 4,
+                known: 3,
                 ..
             }
         ),
