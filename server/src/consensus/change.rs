@@ -198,6 +198,7 @@ impl Consensus {
         let place = Place {
             address: address.to_owned(),
             advertise: status.advertise,
+            added: true,
         };
         let raft = self.raft.0.clone();
         let adding = async move { raft.add_learner(u64::from(id), place, false).await };

@@ -253,6 +253,7 @@ impl Formation {
                 let place = Place {
                     address: address.clone(),
                     advertise: advertise.clone(),
+                    added: false,
                 };
                 (u64::from(*id), place)
             })

@@ -108,9 +108,10 @@ impl Members {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The others, and where each may be. The configuration of a member may be newer than the log, if it has
-    /// moved, or older: both are tried, and who answers proves who it is. `found` is what a replica that knows
-    /// nothing itself heard from others.
+    /// The others, and where each may be: as the configuration says, which may differ from replica to replica. The log
+    /// says where those are that it does not list. Where one was added while the cluster ran, both are tried, since the
+    /// configuration may be older or newer than that; who answers proves who it is. `found` is what a replica that
+    /// knows nothing itself heard from others.
     pub(super) fn routes(&self, found: Option<&Known>) -> BTreeMap<u16, Vec<String>> {
         let (effective, decided) = (self.effective(), self.decided());
         let own = || effective.iter().chain(&decided);
@@ -119,6 +120,7 @@ impl Members {
         let configured = self.configured.iter();
         let configured = configured.filter(|(id, _)| is_new || is_member(id));
         let known = own().chain(found).flat_map(|known| &known.places);
+        let known = known.filter(|(id, place)| place.added || !self.configured.contains_key(id));
         let known = known.map(|(id, place)| (id, &place.address));
         let guests = self.guests();
         let mut routes: BTreeMap<u16, Vec<String>> = BTreeMap::new();

@@ -46,6 +46,8 @@ pub(super) struct Place {
     pub(super) address: String,
     /// `host:port` for clients.
     pub(super) advertise: String,
+    /// It was added while the cluster ran: lists of peers may not know of it, or say where another one was before it.
+    pub(super) added: bool,
 }
 
 pub(super) type Raft = openraft::Raft<TypeConfig, Machine>;

@@ -327,6 +327,7 @@ async fn alone(answers: &Answers, id: u64) -> Result<(), String> {
         let place = Place {
             address: answers.advertise.clone(),
             advertise: answers.advertise.clone(),
+            added: false,
         };
         let voters = BTreeMap::from([(id, place)]);
         let first = raft.initialize(voters).await;
