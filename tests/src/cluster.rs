@@ -108,6 +108,20 @@ impl Cluster {
         self.servers[at].command(&arguments).await
     }
 
+    /// Has the server at this place lead, as soon as it can.
+    pub async fn lead(&self, at: usize) {
+        let deadline = env::now() + PATIENCE;
+        let transfer = format!("transfer {}", at + 1);
+        loop {
+            let (done, text) = self.cluster_command(at, &transfer).await;
+            if done {
+                return;
+            }
+            assert!(env::now() < deadline, "{text}; {}", self.servers[at].log());
+            env::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Waits until the server at this place sees so many voters, and reaches all of them.
     pub async fn voters(&self, at: usize, count: usize) {
         let deadline = env::now() + PATIENCE;
