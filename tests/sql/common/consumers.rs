@@ -14,7 +14,7 @@ use super::crew::PATIENCE;
 use super::place::Place;
 
 /// A command with what all of them need.
-fn command(place: &Place) -> Command {
+pub(crate) fn command(place: &Place) -> Command {
     let binaries = std::env::var_os("SKY_BIN_DIR").expect(
         "SKY_BIN_DIR must name the folder with this workspace's binaries: run the tests by ./tests/run",
     );
