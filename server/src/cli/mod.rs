@@ -54,6 +54,17 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
+/// What does not fit into the line of a flag.
+const SERVE_HELP: &str = "\
+A flag wins over the environment, that over the file, that over the default.
+
+Three replicas survive the loss of one, five that of two. On each host, with its own number:
+  skyschedule serve --replica-id 1 --peers 1=sky-1:9991,2=sky-2:9991,3=sky-3:9991 \\
+      --listen 0.0.0.0:9991 --user moon --password-file password --cluster-secret-file secret
+They form a cluster when all have been started, in any order; later each may be restarted by itself.
+SIGTERM hands the leadership over first, so that no share moves. Without a majority for 5 s, a replica numbers
+the clients that turn to it by itself (exclusive groups wait); skyschedule status and /metrics show it.";
+
 fn command() -> Command {
     let serve = Command::new("serve")
         .about("Runs a server")
@@ -72,7 +83,7 @@ fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Prints the settings in force and where each comes from, then ends"),
         )
-        .after_help("A flag wins over the environment, that over the file, that over the default.");
+        .after_help(SERVE_HELP);
     let group = Arg::new("group")
         .value_name("GROUP")
         .required(true)

@@ -6,7 +6,13 @@ use serde_json::Value;
 /// The replicas, and whether the one that was asked serves.
 pub(super) fn status(cluster: &Value, not_ready: Option<&str>) -> String {
     let table = replicas(cluster);
-    let ready = not_ready.map_or("ready".to_owned(), |reason| format!("not ready: {reason}"));
+    let ready = match not_ready {
+        Some(reason) => format!("not ready: {reason}"),
+        None if cluster["degraded"] == true => {
+            "ready, without a quorum: it numbers by itself who turns to it".to_owned()
+        }
+        None => "ready".to_owned(),
+    };
     format!(
         "replica {}, term {}: {ready}\n{table}\n",
         text(&cluster["replica_id"]),

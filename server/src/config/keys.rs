@@ -104,11 +104,14 @@ pub const KEYS: [Key; 17] = [
         key("data_dir", "DIR", "Folder of the command log"),
         "./skyschedule-data",
     ),
-    or(key("replica_id", "N", "This replica"), "1"),
+    or(
+        key("replica_id", "N", "Number of this replica among its peers"),
+        "1",
+    ),
     key(
         "peers",
         "N=HOST:PORT,…",
-        "Every replica, this one included; alone without",
+        "Every replica, this one included, and the same list for all; without, this one is alone",
     ),
     key(
         "advertise",
@@ -134,7 +137,7 @@ pub const KEYS: [Key; 17] = [
     key(
         "cluster_secret_file",
         "FILE",
-        "File with what replicas prove to each other (or SKY_CLUSTER_SECRET)",
+        "File with the secret that replicas prove to each other, the same for all (or SKY_CLUSTER_SECRET)",
     ),
     key(
         "max_connections",
