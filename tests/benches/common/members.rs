@@ -80,8 +80,8 @@ pub(crate) async fn look(processes: &mut [Worker]) -> Result<Tally> {
     Ok(sum)
 }
 
-/// Real clients.
-pub(crate) async fn run(server: &str) -> Result<()> {
+/// Real clients of one server, or of several with commas between.
+pub(crate) async fn run(servers: &str) -> Result<()> {
     let tally = Shared::default();
     let mut clients = Vec::new();
     obey(async |words| match words {
@@ -90,7 +90,7 @@ pub(crate) async fn run(server: &str) -> Result<()> {
             let connecting: Vec<JoinHandle<_>> = (0..count)
                 .map(|number| {
                     let client = Client::builder()
-                        .servers([server])
+                        .servers(servers.split(','))
                         .group(*group)
                         .client_id(format!("{name}-{number}"))
                         .credentials(USER, PASSWORD)

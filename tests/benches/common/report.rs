@@ -1,5 +1,6 @@
 //! Results: what was measured, its yardstick from the same run, and the bar for the ratio of the two.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -47,6 +48,16 @@ impl Samples {
         sorted.get(at).copied().unwrap_or(0.0)
     }
 
+    /// That quantile alone.
+    pub(crate) fn at(&self, part: f64) -> Self {
+        Self::one(self.quantile(part))
+    }
+
+    /// These, and others.
+    pub(crate) fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     pub(crate) fn median(&self) -> f64 {
         self.quantile(0.5)
     }
@@ -58,7 +69,32 @@ pub(crate) struct Yardstick {
     pub(crate) name: &'static str,
     pub(crate) samples: Samples,
     /// The ratio that is to be kept, if one was set.
-    pub(crate) bar: Option<f64>,
+    pub(crate) bar: Option<Bar>,
+}
+
+/// What the ratio of a measurement to its yardstick has to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bar {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bar {
+    fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(bar) => ratio <= bar,
+            Self::AtLeast(bar) => ratio >= bar,
+        }
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(bar) => write!(f, "<={bar:.1}"),
+            Self::AtLeast(bar) => write!(f, ">={bar:.1}"),
+        }
+    }
 }
 
 /// One line of the table.
@@ -71,27 +107,45 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// A measurement beside a yardstick with a bar.
+    pub(crate) fn beside(
+        what: String,
+        unit: &'static str,
+        ours: Samples,
+        (name, samples): (&'static str, Samples),
+        bar: Bar,
+    ) -> Self {
+        let bar = Some(bar);
+        Self {
+            what,
+            unit,
+            ours,
+            yardstick: Some(Yardstick { name, samples, bar }),
+        }
+    }
+
     fn ratio(&self) -> Option<f64> {
         let yardstick = self.yardstick.as_ref()?.samples.median();
         (yardstick > 0.0).then(|| self.ours.median() / yardstick)
     }
 
     fn is_met(&self) -> Option<bool> {
-        Some(self.ratio()? <= self.yardstick.as_ref()?.bar?)
+        Some(self.yardstick.as_ref()?.bar?.is_met(self.ratio()?))
     }
 }
 
-/// All results of a run, in order.
+/// All results of a run, in order, each with the load of the machine when it was there.
 #[derive(Debug, Default)]
-pub(crate) struct Report(Vec<Row>);
+pub(crate) struct Report(Vec<(Row, String)>);
 
 impl Report {
     /// One more result; it is shown at once.
     pub(crate) fn add(&mut self, row: Row) {
+        let load = load();
         if self.0.is_empty() {
             say(&format!(
-                "{:<52}{:>11}{:>11} {:<6}{:>11}  {:<34}{:>6}{:>5}",
-                "what", "median", "p90", "unit", "yardstick", "which", "ratio", "bar"
+                "{:<52}{:>11}{:>11} {:<6}{:>11}  {:<34}{:>6}{:>7}  {:<8}load",
+                "what", "median", "p90", "unit", "yardstick", "which", "ratio", "bar", ""
             ));
         }
         let show = |value: Option<f64>, digits: usize| {
@@ -99,12 +153,12 @@ impl Report {
         };
         let yardstick = row.yardstick.as_ref();
         let met = match row.is_met() {
-            Some(true) => "  met",
-            Some(false) => "  NOT MET",
+            Some(true) => "met",
+            Some(false) => "NOT MET",
             None => "",
         };
         say(&format!(
-            "{:<52}{:>11.2}{:>11.2} {:<6}{:>11}  {:<34}{:>6}{:>5}{met}",
+            "{:<52}{:>11.2}{:>11.2} {:<6}{:>11}  {:<34}{:>6}{:>7}  {met:<8}{load}",
             row.what,
             row.ours.median(),
             row.ours.quantile(0.9),
@@ -112,9 +166,11 @@ impl Report {
             show(yardstick.map(|yardstick| yardstick.samples.median()), 2),
             yardstick.map_or("", |yardstick| yardstick.name),
             show(row.ratio(), 2),
-            show(yardstick.and_then(|yardstick| yardstick.bar), 1),
+            yardstick
+                .and_then(|yardstick| yardstick.bar)
+                .map_or_else(String::new, |bar| bar.to_string()),
         ));
-        self.0.push(row);
+        self.0.push((row, load));
     }
 
     /// Writes all results as one JSON object.
@@ -122,20 +178,22 @@ impl Report {
         let rows: Vec<_> = self
             .0
             .iter()
-            .map(|row| {
+            .map(|(row, load)| {
                 let yardstick = row.yardstick.as_ref();
                 serde_json::json!({
                     "what": row.what,
                     "unit": row.unit,
                     "median": row.ours.median(),
                     "p90": row.ours.quantile(0.9),
+                    "p99": row.ours.quantile(0.99),
                     "max": row.ours.quantile(1.0),
                     "rounds": row.ours.0.len(),
                     "yardstick": yardstick.map(|yardstick| yardstick.name),
                     "yardstick_median": yardstick.map(|yardstick| yardstick.samples.median()),
                     "ratio": row.ratio(),
-                    "bar": yardstick.and_then(|yardstick| yardstick.bar),
+                    "bar": yardstick.and_then(|yardstick| Some(yardstick.bar?.to_string())),
                     "met": row.is_met(),
+                    "load": load.parse::<f64>().ok(),
                 })
             })
             .collect();
@@ -144,6 +202,12 @@ impl Report {
             format!("{}\n", serde_json::json!({ name: rows })),
         )?)
     }
+}
+
+/// The load average of the last minute; empty where the system does not tell.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
 }
 
 #[allow(clippy::print_stdout, reason = "a benchmark prints its result")]

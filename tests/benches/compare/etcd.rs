@@ -1,45 +1,85 @@
-//! etcd: a server, and a connection to it.
+//! etcd: servers, and a connection to it.
 
 use std::path::Path;
 use std::time::Duration;
 
-use etcd_client::{Client, EventType, GetOptions, PutOptions, WatchOptions};
+use etcd_client::{Client, EventType, GetOptions, PutOptions, ResponseHeader, WatchOptions};
 use skyschedule_common::env;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 use crate::common::Result;
+use crate::servers::{PATIENCE, accepts, free_ports};
 use crate::store::{Change, Store};
 
 /// The shortest lease that the server grants with its usual election time-out.
 const LEASE_SECONDS: i64 = 2;
 
-/// Starts a server.
-pub(crate) fn serve(folder: &Path, ports: [u16; 2]) -> Result<(Child, String)> {
-    let [client, peer] = ports.map(|port| format!("http://127.0.0.1:{port}"));
-    let child = Command::new("etcd")
-        .arg("--data-dir")
-        .arg(folder)
-        .args([
-            "--listen-client-urls",
-            &client,
-            "--advertise-client-urls",
-            &client,
-        ])
-        .args([
-            "--listen-peer-urls",
-            &peer,
-            "--initial-advertise-peer-urls",
-            &peer,
-        ])
-        .args(["--initial-cluster", &format!("default={peer}")])
-        .args(["--logger", "zap", "--log-level", "error"])
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| {
-            format!("cannot start etcd ({error}): install Debian's package etcd-server")
-        })?;
-    Ok((child, client))
+/// Running servers of one cluster.
+pub(crate) struct Servers {
+    pub(crate) processes: Vec<Child>,
+    addresses: Vec<String>,
+}
+
+impl Servers {
+    /// Starts so many, and waits until they have a leader.
+    pub(crate) async fn start<const N: usize>(folder: &Path) -> Result<Self> {
+        let url = |port| format!("http://127.0.0.1:{port}");
+        let (addresses, peers) = (free_ports::<N>()?.map(url), free_ports::<N>()?.map(url));
+        let cluster: Vec<String> = (0..N).map(|at| format!("m{at}={}", peers[at])).collect();
+        let start = |at: usize| {
+            let (client, peer) = (&addresses[at], &peers[at]);
+            Command::new("etcd")
+                .args(["--name", &format!("m{at}")])
+                .arg("--data-dir")
+                .arg(folder.join(at.to_string()))
+                .args(["--listen-client-urls", client])
+                .args(["--advertise-client-urls", client])
+                .args(["--listen-peer-urls", peer])
+                .args(["--initial-advertise-peer-urls", peer])
+                .args(["--initial-cluster", &cluster.join(",")])
+                .args(["--logger", "zap", "--log-level", "error"])
+                .kill_on_drop(true)
+                .spawn()
+                .map_err(|error| {
+                    format!("cannot start etcd ({error}): install Debian's package etcd-server")
+                })
+        };
+        let servers = Self {
+            processes: (0..N).map(start).collect::<std::result::Result<_, _>>()?,
+            addresses: addresses.to_vec(),
+        };
+        for address in &servers.addresses {
+            accepts(address.trim_start_matches("http://")).await?;
+        }
+        servers.leader().await?;
+        Ok(servers)
+    }
+
+    pub(crate) fn addresses(&self) -> String {
+        self.addresses.join(",")
+    }
+
+    pub(crate) fn address(&self, at: usize) -> &str {
+        &self.addresses[at]
+    }
+
+    /// The place of the leader; waits until there is one.
+    pub(crate) async fn leader(&self) -> Result<usize> {
+        let deadline = env::now() + PATIENCE;
+        while env::now() < deadline {
+            for (at, address) in self.addresses.iter().enumerate() {
+                let client = Client::connect([address], None).await?;
+                let status = client.maintenance_client().status().await?;
+                let own = status.header().map(ResponseHeader::member_id);
+                if status.leader() > 0 && own == Some(status.leader()) {
+                    return Ok(at);
+                }
+            }
+            env::sleep(Duration::from_millis(50)).await;
+        }
+        Err("etcd has no leader".into())
+    }
 }
 
 /// A connection with a lease.
@@ -50,8 +90,9 @@ pub(crate) struct Etcd {
 }
 
 impl Store for Etcd {
-    async fn connect(server: &str) -> Result<Self> {
-        let mut client = Client::connect([server], None).await?;
+    async fn connect(servers: &str) -> Result<Self> {
+        let servers: Vec<&str> = servers.split(',').collect();
+        let mut client = Client::connect(servers, None).await?;
         let lease = client.lease_grant(LEASE_SECONDS, None).await?.id();
         let (mut keeper, mut kept) = client.lease_keep_alive(lease).await?;
         env::spawn(async move {

@@ -1,7 +1,7 @@
 //! SkySchedule beside what people build such things on:
 //! `cargo bench -p skyschedule-tests --features compare --bench compare`.
 //!
-//! One etcd and one ZooKeeper server, from Debian's packages (`etcd-server`, `zookeeper`), started here as private
+//! etcd and ZooKeeper servers, from Debian's packages (`etcd-server`, `zookeeper`), started here as private
 //! processes with their usual settings, except that sessions end as soon as these servers allow. Members are small
 //! clients of the usual libraries, each with its own connection, session and watch:
 //!
@@ -14,38 +14,85 @@
 //! shortest that it allows. The clock starts with the proof of the login, the creation of the key, the goodbye, the
 //! removal of the key, or the signal. All servers keep their decisions on the same disk.
 //!
-//! `-- --members 10,100` makes it shorter, `--json FILE` also writes the results as JSON.
+//! Its parts, chosen by `-- --parts one,cluster`:
+//!
+//! * **one**: one server beside one etcd and one ZooKeeper;
+//! * **cluster**: the same with three replicas, each a `skyschedule serve` with a log on disk, beside three etcd members;
+//! * **commits**: decisions a second of these three, see [`commits`];
+//! * **slots**: how soon a newcomer has its first slot, beside a rebalance through etcd, see [`slot_crew`].
+//!
+//! All but the first run the binary `skyschedule`: `cargo build --profile bench --bin skyschedule` first.
+//! `--members 10,100` makes it shorter, `--json FILE` also writes the results as JSON.
 
+mod commits;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "the other benchmark uses all of it")]
 mod common;
 mod crew;
 mod etcd;
+mod replicas;
 mod run;
+mod servers;
+mod slot_crew;
+mod slots;
+mod stage;
 mod store;
 mod zookeeper;
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use common::Result;
 use common::report::Report;
 
 /// What to measure.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Sizes of groups.
+    /// What is compared.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "one,cluster,commits,slots"
+    )]
+    parts: Vec<Part>,
+    /// Sizes of groups of `one` and `cluster`.
     #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1_000])]
     members: Vec<usize>,
     /// Rounds of joins and leaves, and of SIGKILLs and SIGSTOPs at most three.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Seconds of each run of commits.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Slots, a power of two from 16 on.
+    #[arg(long, default_value_t = 1_024)]
+    slots: u32,
+    /// Members that share the slots, at most as many as these.
+    #[arg(long, default_value_t = 1_000)]
+    slot_members: usize,
+    /// Newcomers that wait for their first slot.
+    #[arg(long, default_value_t = 100)]
+    joins: usize,
     /// Also writes the results to this file.
     #[arg(long)]
     json: Option<PathBuf>,
     /// cargo says so.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Part {
+    /// One server.
+    One,
+    /// Three replicas.
+    Cluster,
+    /// Decisions a second of three replicas.
+    Commits,
+    /// A newcomer's first slot.
+    Slots,
 }
 
 fn main() -> Result<()> {
@@ -56,9 +103,12 @@ fn main() -> Result<()> {
     let (threads, thread) = (threads.enable_all().build()?, thread.enable_all().build()?);
     match arguments[..] {
         ["server", folder] => threads.block_on(common::server::serve(folder)),
-        ["members", server] => thread.block_on(common::members::run(server)),
-        ["etcd", server] => thread.block_on(crew::run::<etcd::Etcd>(server)),
+        ["members", servers] => thread.block_on(common::members::run(servers)),
+        ["etcd", servers] => thread.block_on(crew::run::<etcd::Etcd>(servers)),
         ["zookeeper", server] => thread.block_on(crew::run::<zookeeper::ZooKeeper>(server)),
+        ["settings", server] => threads.block_on(commits::run::<commits::Settings>(server)),
+        ["puts", server] => threads.block_on(commits::run::<commits::Put>(server)),
+        ["slots", servers] => thread.block_on(slot_crew::run(servers)),
         _ => {
             let options = Options::parse();
             let mut report = Report::default();

@@ -15,7 +15,8 @@ pub(crate) enum Change {
 
 /// One connection to the store, with a session that ends when its process is silent for too long.
 pub(crate) trait Store: Clone + Send + Sync + 'static {
-    fn connect(server: &str) -> impl Future<Output = Result<Self>> + Send;
+    /// To one server, or to several with commas between.
+    fn connect(servers: &str) -> impl Future<Output = Result<Self>> + Send;
 
     /// Makes sure of a folder.
     fn folder(&self, path: &str) -> impl Future<Output = Result<()>> + Send;

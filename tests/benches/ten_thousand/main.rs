@@ -23,6 +23,7 @@
 
 mod bare;
 #[path = "../common/mod.rs"]
+#[allow(dead_code, reason = "the other benchmark uses all of it")]
 mod common;
 mod run;
 

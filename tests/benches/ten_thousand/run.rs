@@ -10,7 +10,7 @@ use crate::common::Result;
 use crate::common::members::{Tally, look};
 use crate::common::newcomer::Newcomer;
 use crate::common::process::{Worker, memory, processor_time};
-use crate::common::report::{Report, Row, Samples, Yardstick};
+use crate::common::report::{Bar, Report, Row, Samples, Yardstick};
 use crate::common::server::rest;
 
 /// Processes that the members of a group are spread over.
@@ -23,11 +23,11 @@ const STORMS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Joins and leaves at most twice the bare exchange.
-const EXCHANGE_BAR: f64 = 2.0;
+const EXCHANGE_BAR: Bar = Bar::AtMost(2.0);
 /// Logins at most three times the bare ones.
-const LOGIN_BAR: f64 = 3.0;
+const LOGIN_BAR: Bar = Bar::AtMost(3.0);
 /// Memory at most that of `Framed`.
-const MEMORY_BAR: f64 = 1.0;
+const MEMORY_BAR: Bar = Bar::AtMost(1.0);
 
 /// How the rows of a group are numbered.
 #[derive(Debug, Clone, Copy)]
