@@ -21,6 +21,7 @@ use skyschedule_tests::member::{Event, Member, Options, Rows};
 use skyschedule_tests::mesh::{Doors, Mesh};
 use skyschedule_tests::numbering::{covered, numbered, settled};
 use skyschedule_tests::proxy::{Direction, Flow};
+use skyschedule_tests::server::Server;
 
 const EXCLUSIVE: &str = "exclusive";
 const AVAILABLE: &str = "available";
@@ -178,6 +179,13 @@ async fn groups(mesh: &Mesh, members: impl Fn(&str) -> Vec<Options>) -> [Group; 
     ]
 }
 
+/// How often a replica became the leader.
+fn elections(cluster: &Cluster) -> usize {
+    let logs = cluster.servers.iter().map(Server::log);
+    logs.map(|log| log.matches("leads, and serves clients").count())
+        .sum()
+}
+
 /// Two of each group's members that reach all servers.
 fn steady(cluster: &Cluster, group: &str) -> Vec<Options> {
     (0..2)
@@ -190,18 +198,25 @@ async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on(
     let mesh = Mesh::start().await;
     let cluster = &mesh.cluster;
     let leader = cluster.leader().await;
-    // One of each group knows no other server: to it, all seems well.
+    // One of each group reaches no other server: to it, all seems well.
+    let doors = [Doors::to(cluster).await, Doors::to(cluster).await];
+    let others = [(leader + 1) % 3, (leader + 2) % 3];
+    let open = |flow| {
+        for doors in &doors {
+            others.iter().for_each(|other| doors.set_both(*other, flow));
+        }
+    };
+    open(Flow::Stall);
     let [exclusive, available] = groups(&mesh, |group| {
-        let deluded = Options::new(cluster.servers[leader].address(), group, "deluded");
-        [steady(cluster, group), vec![deluded]].concat()
+        let own = &doors[usize::from(group == AVAILABLE)];
+        [steady(cluster, group), vec![own.member(group, "deluded")]].concat()
     })
     .await;
     let begun = now();
 
     mesh.network.reaches(leader, false);
     let cut = now();
-    let other = (leader + 1) % 3;
-    let next = cluster.leader_seen_by(other, Some(leader)).await;
+    cluster.leader_seen_by(others[0], Some(leader)).await;
     let stops = exclusive.members[2].rows_that("its lease is over", |rows| !rows.is_leased());
     assert!(stops.await.at < after(cut, LEASE + SLACK));
     let works_on = available.members[2].rows_that("it is alone", |rows| rows.mode == "autonomous");
@@ -213,11 +228,17 @@ async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on(
         println!("{}: renumbered {renumbered:?} after the cut", group.name);
         assert!(renumbered > LEASE, "{renumbered:?}");
     }
+    // At last it numbers by itself who knows nobody else.
+    while cluster.view(leader).await["degraded"] != true {
+        let log = || cluster.servers[leader].log();
+        assert!(now() < after(cut, FAULT + SLACK), "{}", log());
+        env::sleep(Duration::from_millis(50)).await;
+    }
     env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
-    // By now it numbers by itself who knows nobody else.
-    assert_eq!(cluster.view(leader).await["degraded"], true);
     let healed = now();
     mesh.network.reaches(leader, true);
+    // Who knows only this server comes back once it leads: where the others are, they say to nobody here.
+    cluster.lead(leader).await;
 
     for group in [&exclusive, &available] {
         settled(&group.all()).await;
@@ -233,7 +254,6 @@ async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on(
         available.begun(2, after(cut, 2 * LEASE), healed) > 0,
         "it works on without a server"
     );
-    assert_eq!(cluster.leader().await, next);
 }
 
 #[tokio::test]
@@ -259,6 +279,7 @@ async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
     .await;
     let begun = now();
 
+    let led = elections(cluster);
     for (at, doors) in doors.iter().enumerate() {
         doors.set(leader, Direction::ToClient, Flow::Stall);
         if at % 2 == 1 {
@@ -286,60 +307,45 @@ async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
         group.assert_ledger(begun, 2 * LEASE);
     }
     for member in [2, 3] {
-        assert_eq!(
-            exclusive.begun(member, after(cut, LEASE), healed),
-            0,
-            "its lease was over"
-        );
-        assert!(
-            available.begun(member, after(cut, 2 * LEASE), healed) > 0,
-            "it works on"
-        );
+        assert!(available.begun(member, cut, healed) > 0, "it works on");
+        let begun = exclusive.begun(member, after(cut, LEASE), healed);
+        // On a busy machine another replica may have become the leader, which they reach.
+        assert!(begun == 0 || elections(cluster) > led, "its lease was over");
     }
-    assert_eq!(
-        cluster.leader().await,
-        leader,
-        "no reason to elect another one"
-    );
+}
+
+/// Between the leader and both followers one way is lost: what it says, or what it hears.
+async fn one_way(leader_hears: bool) {
+    let mesh = Mesh::start().await;
+    let cluster = &mesh.cluster;
+    let leader = cluster.leader().await;
+    let [exclusive, available] = groups(&mesh, |group| steady(cluster, group)).await;
+    let begun = now();
+
+    let others = [(leader + 1) % 3, (leader + 2) % 3];
+    for other in others {
+        match leader_hears {
+            true => mesh.network.carries(leader, other, false),
+            false => mesh.network.carries(other, leader, false),
+        }
+    }
+    let cut = now();
+    cluster.leader_seen_by(others[0], Some(leader)).await;
+    let took = Duration::from_nanos(now() - cut);
+    println!("the old leader hears: {leader_hears}; another one after {took:?}");
+    env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
+    mesh.network.reaches(leader, true);
+
+    for group in [&exclusive, &available] {
+        settled(&group.all()).await;
+        group.assert_untouched();
+        group.assert_ledger(begun, 2 * LEASE);
+    }
 }
 
 #[tokio::test]
 async fn one_way_loss_between_leader_and_followers_moves_no_share() {
-    for heard in [false, true] {
-        let mesh = Mesh::start().await;
-        let cluster = &mesh.cluster;
-        let leader = cluster.leader().await;
-        let members = |group: &str| steady(cluster, group);
-        let [exclusive, available] = groups(&mesh, members).await;
-        let begun = now();
-
-        // First it is not heard, in the next round it does not hear.
-        let others = [(leader + 1) % 3, (leader + 2) % 3];
-        for other in others {
-            let (from, to) = if heard {
-                (other, leader)
-            } else {
-                (leader, other)
-            };
-            mesh.network.carries(from, to, false);
-        }
-        let cut = now();
-        let next = cluster.leader_seen_by(others[0], Some(leader)).await;
-        println!(
-            "leader not {}: another one after {:?}",
-            if heard { "hearing" } else { "heard" },
-            Duration::from_nanos(now() - cut)
-        );
-        env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
-        mesh.network.reaches(leader, true);
-
-        for group in [&exclusive, &available] {
-            settled(&group.all()).await;
-            group.assert_untouched();
-            group.assert_ledger(begun, 2 * LEASE);
-        }
-        assert_eq!(cluster.leader().await, next);
-    }
+    tokio::join!(one_way(true), one_way(false));
 }
 
 #[tokio::test]
@@ -402,21 +408,11 @@ async fn half_open_connections_move_only_the_rows_of_a_client_that_nobody_hears(
         available.begun(2, after(vanished, 2 * LEASE), healed) > 0,
         "it works on"
     );
-    assert_eq!(
-        cluster.leader().await,
-        leader,
-        "no reason to elect another one"
-    );
 }
 
-/// Eight members of an available group that work, each on every server.
+/// Eight members of an available group that work, each on every server. Leases are as long as usual.
 async fn eight() -> (Cluster, Group) {
     let cluster = Cluster::start().await;
-    let leader = cluster.leader().await;
-    cluster.servers[leader]
-        .admin()
-        .short_leases(AVAILABLE)
-        .await;
     let options: Vec<Options> = (0..8)
         .map(|at| cluster.member(AVAILABLE, &format!("client-{at}")))
         .collect();
@@ -496,7 +492,7 @@ async fn when_the_leader_is_killed_no_share_moves_no_client_reconnects_and_a_joi
     joins.sort();
     let median = joins[KILLS / 2];
     println!("a join was numbered {median:?} after the leader was killed (median; all: {joins:?})");
-    assert!(median < Duration::from_secs(3), "{joins:?}");
+    assert!(median < Duration::from_secs(1), "{joins:?}");
     settled(&group.all()).await;
     let ledger = group.ledger();
     assert_eq!(ledger.overlaps(), [], "no row had two workers");
@@ -509,7 +505,7 @@ async fn when_the_leader_stands_still_for_ten_seconds_no_share_moves_and_no_clie
     let (begun, since) = (now(), events(&group.members));
     let leader = cluster.leader().await;
     cluster.servers[leader].signal(Signal::STOP);
-    let next = cluster.leader_seen_by((leader + 1) % 3, Some(leader)).await;
+    cluster.leader_seen_by((leader + 1) % 3, Some(leader)).await;
     env::sleep(Duration::from_secs(10)).await;
     group.assert_untouched();
     cluster.servers[leader].signal(Signal::CONT);
@@ -518,7 +514,6 @@ async fn when_the_leader_stands_still_for_ten_seconds_no_share_moves_and_no_clie
     settled(&group.all()).await;
     group.assert_untouched();
     assert_connected(&group.members, &since, leader);
-    assert_eq!(cluster.leader().await, next);
     assert_eq!(group.ledger().overlaps(), [], "no row had two workers");
     group.assert_ledger(begun, Duration::from_secs(1));
 }
