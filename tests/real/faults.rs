@@ -122,7 +122,7 @@ impl Group {
                 .map(|rows| rows.at)
                 .min()
         });
-        let first = first.min().expect("they are renumbered");
+        let first = first.min().unwrap();
         Duration::from_nanos(first - at)
     }
 
