@@ -527,6 +527,10 @@ impl Core {
         let Some(server) = self.servers.get_mut(from) else {
             return;
         };
+        if let Some(session) = server.session().filter(|it| it.serving == Serving::Quorum) {
+            let since = self.quorum_answered.take().unwrap_or(session.since);
+            self.no_quorum_since.get_or_insert(since);
+        }
         let lived = server
             .session()
             .filter(|session| session.logged_in_once)
