@@ -186,6 +186,30 @@ fn elections(cluster: &Cluster) -> usize {
         .sum()
 }
 
+/// Plays the beginning of a scene again while another replica becomes the leader by itself, as happens on a busy machine.
+async fn undisturbed<T>(scene: impl AsyncFn(&Mesh, usize) -> T) -> (Mesh, usize, T) {
+    for _ in 0..5 {
+        let mesh = Mesh::start().await;
+        let leader = mesh.cluster.leader().await;
+        let led = elections(&mesh.cluster);
+        let another_leads = async {
+            while elections(&mesh.cluster) == led {
+                env::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let played = tokio::select! {
+            biased;
+            () = another_leads => None,
+            played = scene(&mesh, leader) => Some(played),
+        };
+        if let Some(played) = played {
+            return (mesh, leader, played);
+        }
+        println!("again: another replica leads");
+    }
+    panic!("no leader lasts");
+}
+
 /// Two of each group's members that reach all servers.
 fn steady(cluster: &Cluster, group: &str) -> Vec<Options> {
     (0..2)
@@ -195,28 +219,31 @@ fn steady(cluster: &Cluster, group: &str) -> Vec<Options> {
 
 #[tokio::test]
 async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on() {
-    let mesh = Mesh::start().await;
-    let cluster = &mesh.cluster;
-    let leader = cluster.leader().await;
     // One of each group reaches no other server: to it, all seems well.
-    let doors = [Doors::to(cluster).await, Doors::to(cluster).await];
-    let others = [(leader + 1) % 3, (leader + 2) % 3];
-    let open = |flow| {
-        for doors in &doors {
-            others.iter().for_each(|other| doors.set_both(*other, flow));
+    let shut = |doors: &[Doors], leader: usize, flow: Flow| {
+        for doors in doors {
+            let others = (0..3).filter(|other| *other != leader);
+            others.for_each(|other| doors.set_both(other, flow));
         }
     };
-    open(Flow::Stall);
-    let [exclusive, available] = groups(&mesh, |group| {
-        let own = &doors[usize::from(group == AVAILABLE)];
-        [steady(cluster, group), vec![own.member(group, "deluded")]].concat()
+    let (mesh, leader, (doors, [exclusive, available])) = undisturbed(async |mesh, leader| {
+        let cluster = &mesh.cluster;
+        let doors = [Doors::to(cluster).await, Doors::to(cluster).await];
+        shut(&doors, leader, Flow::Stall);
+        let groups = groups(mesh, |group| {
+            let own = &doors[usize::from(group == AVAILABLE)];
+            [steady(cluster, group), vec![own.member(group, "deluded")]].concat()
+        });
+        let groups = groups.await;
+        (doors, groups)
     })
     .await;
+    let cluster = &mesh.cluster;
     let begun = now();
 
     mesh.network.reaches(leader, false);
     let cut = now();
-    cluster.leader_seen_by(others[0], Some(leader)).await;
+    cluster.leader_seen_by((leader + 1) % 3, Some(leader)).await;
     let stops = exclusive.members[2].rows_that("its lease is over", |rows| !rows.is_leased());
     assert!(stops.await.at < after(cut, LEASE + SLACK));
     let works_on = available.members[2].rows_that("it is alone", |rows| rows.mode == "autonomous");
@@ -237,8 +264,7 @@ async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on(
     env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
     let healed = now();
     mesh.network.reaches(leader, true);
-    // Who knows only this server comes back once it leads: where the others are, they say to nobody here.
-    cluster.lead(leader).await;
+    shut(&doors, leader, Flow::Pass);
 
     for group in [&exclusive, &available] {
         settled(&group.all()).await;
@@ -258,19 +284,23 @@ async fn a_leader_cut_off_from_its_peers_renews_nothing_and_its_clients_move_on(
 
 #[tokio::test]
 async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
-    let mesh = Mesh::start().await;
+    let (_mesh, _, [exclusive, available]) = undisturbed(cut_off_from_the_leader).await;
+    for group in [&exclusive, &available] {
+        group.assert_members(2);
+    }
+}
+
+async fn cut_off_from_the_leader(mesh: &Mesh, leader: usize) -> [Group; 2] {
     let cluster = &mesh.cluster;
-    let leader = cluster.leader().await;
     let mut doors = Vec::new();
     for _ in 0..4 {
         doors.push(Doors::to(cluster).await);
     }
     // Two of each group: one hears the leader no more, the other one is not heard either.
-    let [exclusive, available] = groups(&mesh, |group| {
-        let own = if group == EXCLUSIVE {
-            &doors[..2]
-        } else {
-            &doors[2..]
+    let [exclusive, available] = groups(mesh, |group| {
+        let own = match group {
+            EXCLUSIVE => &doors[..2],
+            _ => &doors[2..],
         };
         let cut_off = ["deaf", "cut-off"].into_iter().zip(own);
         let cut_off = cut_off.map(|(id, doors)| doors.member(group, id));
@@ -279,7 +309,6 @@ async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
     .await;
     let begun = now();
 
-    let led = elections(cluster);
     for (at, doors) in doors.iter().enumerate() {
         doors.set(leader, Direction::ToClient, Flow::Stall);
         if at % 2 == 1 {
@@ -291,10 +320,8 @@ async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
         covered(&group.all()[..2]).await;
     }
     // The one that is heard ends its connections itself, which proves nothing in an exclusive group.
-    println!(
-        "renumbered {:?} after the cut",
-        exclusive.renumbered_after(cut, 2)
-    );
+    let renumbered = exclusive.renumbered_after(cut, 2);
+    println!("renumbered {renumbered:?} after the cut");
     env::sleep(FAULT.saturating_sub(Duration::from_nanos(now() - cut))).await;
     let healed = now();
     for doors in &doors {
@@ -303,15 +330,15 @@ async fn clients_cut_off_from_the_leader_only_are_replaced_and_come_back() {
 
     for group in [&exclusive, &available] {
         settled(&group.all()).await;
-        group.assert_members(2);
         group.assert_ledger(begun, 2 * LEASE);
     }
     for member in [2, 3] {
-        assert!(available.begun(member, cut, healed) > 0, "it works on");
         let begun = exclusive.begun(member, after(cut, LEASE), healed);
-        // On a busy machine another replica may have become the leader, which they reach.
-        assert!(begun == 0 || elections(cluster) > led, "its lease was over");
+        assert_eq!(begun, 0, "its lease was over");
+        let begun = available.begun(member, cut, healed);
+        assert!(begun > 0, "it works on");
     }
+    [exclusive, available]
 }
 
 /// Between the leader and both followers one way is lost: what it says, or what it hears.
@@ -494,8 +521,16 @@ async fn when_the_leader_is_killed_no_share_moves_no_client_reconnects_and_a_joi
     println!("a join was numbered {median:?} after the leader was killed (median; all: {joins:?})");
     assert!(median < Duration::from_secs(1), "{joins:?}");
     settled(&group.all()).await;
-    let ledger = group.ledger();
-    assert_eq!(ledger.overlaps(), [], "no row had two workers");
+    let overlaps = group.ledger().overlaps();
+    if !overlaps.is_empty() {
+        for server in &cluster.servers {
+            println!("{}", server.log());
+        }
+        for member in &group.members {
+            println!("{}: {:#?}", member.id(), member.history());
+        }
+    }
+    assert_eq!(overlaps, [], "no row had two workers");
     group.assert_ledger(begun, Duration::from_secs(1));
 }
 
