@@ -144,7 +144,7 @@ impl Report {
         let load = load();
         if self.0.is_empty() {
             say(&format!(
-                "{:<52}{:>11}{:>11} {:<6}{:>11}  {:<34}{:>6}{:>7}  {:<8}load",
+                "{:<58}{:>11}{:>11} {:<6}{:>11}  {:<34}{:>6}{:>7}  {:<8}load",
                 "what", "median", "p90", "unit", "yardstick", "which", "ratio", "bar", ""
             ));
         }
@@ -158,7 +158,7 @@ impl Report {
             None => "",
         };
         say(&format!(
-            "{:<52}{:>11.2}{:>11.2} {:<6}{:>11}  {:<34}{:>6}{:>7}  {met:<8}{load}",
+            "{:<58}{:>11.2}{:>11.2} {:<6}{:>11}  {:<34}{:>6}{:>7}  {met:<8}{load}",
             row.what,
             row.ours.median(),
             row.ours.quantile(0.9),

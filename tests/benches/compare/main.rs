@@ -68,7 +68,7 @@ struct Options {
     /// Slots, a power of two from 16 on.
     #[arg(long, default_value_t = 1_024)]
     slots: u32,
-    /// Members that share the slots, at most as many as these.
+    /// Members that share the slots; fewer than these, so that a newcomer gets one.
     #[arg(long, default_value_t = 1_000)]
     slot_members: usize,
     /// Newcomers that wait for their first slot.

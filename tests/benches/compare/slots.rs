@@ -47,17 +47,21 @@ async fn skyschedule(options: &Options, joins: usize) -> Result<Samples> {
     let mut stage = Stage::set(System::SkySchedule, Number::Three, size, slots).await?;
     stage.enter().await?;
     let all = u64::from(slots);
-    stage.shared(slots, all).await?;
+    stage.shared(slots, all..=all).await?;
     let mut times = Samples::NONE;
     for round in 0..joins {
         let mut newcomer = stage.newcomer(&format!("newcomer{round}"), slots).await?;
         let began = newcomer.began;
         times.push(newcomer.served.saturating_duration_since(began));
+        // At least so many; one more, where they do not divide evenly.
         let share = all / (size as u64 + 1);
-        let end = stage.shared(slots, all - share).await?.max(newcomer.served);
+        let end = stage
+            .shared(slots, 0..=all - share)
+            .await?
+            .max(newcomer.served);
         newcomer.rest(end.saturating_duration_since(began)).await;
         let (began, peer) = newcomer.leave().await;
-        let end = stage.shared(slots, all).await?;
+        let end = stage.shared(slots, all..=all).await?;
         drop(peer);
         rest(end.saturating_duration_since(began)).await;
     }

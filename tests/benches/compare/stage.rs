@@ -1,5 +1,6 @@
 //! A system's servers with members, to whom things happen.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,21 +83,30 @@ impl Stage {
 
     /// Waits until all members know that `total` are there; since when they do.
     async fn numbered(&mut self, total: usize) -> Result<Instant> {
-        self.shared(u32::try_from(total)?, self.size as u64).await
+        let numbers = self.size as u64;
+        self.shared(u32::try_from(total)?, numbers..=numbers).await
     }
 
     /// Waits until each member has a share of this total, and all together have so many numbers; since when.
-    pub(crate) async fn shared(&mut self, total: u32, numbers: u64) -> Result<Instant> {
-        let right = [(total, (self.size, numbers))].into();
+    pub(crate) async fn shared(
+        &mut self,
+        total: u32,
+        numbers: RangeInclusive<u64>,
+    ) -> Result<Instant> {
         let deadline = env::now() + PATIENCE;
         loop {
             let tally = look(&mut self.members).await?;
-            if tally.shares == right {
+            let all_have = tally.shares.len() == 1
+                && tally
+                    .shares
+                    .get(&total)
+                    .is_some_and(|(members, sum)| *members == self.size && numbers.contains(sum));
+            if all_have {
                 return Ok(Instant::from_nanos(tally.last));
             }
             if env::now() > deadline {
                 return Err(format!(
-                    "{:?}: not {numbers} of {total} within {PATIENCE:?}: {tally:?}",
+                    "{:?}: not {numbers:?} of {total} within {PATIENCE:?}: {tally:?}",
                     self.system
                 )
                 .into());
