@@ -3,6 +3,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use openraft::async_runtime::WatchReceiver as _;
 use openraft::errors::ClientWriteError;
 use openraft::raft::ClientWriteResult;
 use skyschedule_common::env;
@@ -36,7 +37,7 @@ pub(super) struct Proposal {
     batch: Batch,
     commands: usize,
     /// The leadership that proposes.
-    leadership: Option<u64>,
+    leadership: Leadership,
     /// The place of the answer, reserved, so that nobody waits for a reader; none once it is answered.
     answer: Option<mpsc::OwnedPermit<Decided>>,
     /// Its part of the memory that waiting commands may take, given back with it.
@@ -100,7 +101,7 @@ impl Proposer {
         let proposal = Proposal {
             batch,
             commands: commands.len(),
-            leadership: self.leadership.borrow().own,
+            leadership: *self.leadership.borrow(),
             answer: Some(answer),
             _memory: memory,
         };
@@ -166,13 +167,27 @@ impl Proposals {
             proposal.tell_too_early(&self.state);
         }
         let batch = proposal.batch.clone();
-        let (lost, leadership) = (self.lost.clone(), self.leadership.clone());
+        let proposed = proposal.leadership;
+        let (lost, leadership, raft) = (
+            self.lost.clone(),
+            self.leadership.clone(),
+            self.raft.clone(),
+        );
+        // Who leads again after another one did must decide nothing that it wanted before: a member that it took for
+        // dead may have been renewed since. The term shows that at once, and the watched leadership a moment later.
+        let leads = move || {
+            let term = raft.metrics().borrow_watched().current_term;
+            proposed.own.is_some()
+                && leadership.borrow().own == proposed.own
+                && term == proposed.term
+        };
+        if proposed.own.is_some() && !leads() {
+            let commands = proposal.commands;
+            proposal.answer(Decided::Lost { commands });
+            return Some(());
+        }
         let tell = Answer(Box::new(move |result: ClientWriteResult<TypeConfig>| {
             let commands = proposal.commands;
-            let leads = || {
-                let own = leadership.borrow().own;
-                own.is_some() && own == proposal.leadership
-            };
             match result {
                 Ok(written) => proposal.answer(Decided::Applied {
                     commands,
@@ -185,8 +200,12 @@ impl Proposals {
                     }
                 }
                 Err(_) => {
+                    // A leadership that is over already need not end once more.
+                    let was_present = leads();
                     proposal.answer(Decided::Lost { commands });
-                    lost.send_modify(|count| *count += 1);
+                    if was_present {
+                        lost.send_modify(|count| *count += 1);
+                    }
                 }
             }
         }));
