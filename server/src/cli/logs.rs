@@ -18,7 +18,7 @@ pub(super) fn start(format: LogFormat) -> Result<WorkerGuard, Failure> {
     let asked = if asked.is_empty() { "info" } else { &asked };
     // What operators must know of consensus, the server says itself; whoever asks for more gets it.
     let filter = EnvFilter::builder()
-        .parse(format!("openraft=error,{asked}"))
+        .parse(format!("openraft=off,{asked}"))
         .map_err(|error| Failure::Usage(format!("RUST_LOG: {error}")))?;
     let (writer, guard) = NonBlockingBuilder::default()
         .buffered_lines_limit(WAITING)

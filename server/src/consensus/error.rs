@@ -102,8 +102,9 @@ pub enum ConsensusError {
     },
     /// It is not what was written.
     #[error(
-        "the store in {place} is damaged ({reason}): restore the folder from a backup, or move it away to begin with an empty one; \
-         the other replicas then fill it, and without others, clients that know of later decisions make the server go on above them"
+        "the store in {place} is damaged ({reason}): move it away and start with an empty one, \
+         which the other replicas fill. A server that has no others: restore the folder from a backup, or begin with an empty one, and \
+         clients that know of later decisions make it go on above them"
     )]
     Damaged {
         /// The data folder.

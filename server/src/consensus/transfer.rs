@@ -23,9 +23,10 @@ impl Consensus {
         }
         match self.pass_to(None).await {
             Some(leader) => tracing::info!(leader, "handed the leadership over"),
-            None => {
+            None if self.replicas().len() > 1 => {
                 tracing::warn!("no other replica took the leadership over; one will be elected");
             }
+            None => {}
         }
     }
 
