@@ -552,3 +552,23 @@ async fn when_the_leader_stands_still_for_ten_seconds_no_share_moves_and_no_clie
     assert_eq!(group.ledger().overlaps(), [], "no row had two workers");
     group.assert_ledger(begun, Duration::from_secs(1));
 }
+
+/// What it proposed and nobody takes any more must not keep it from ending.
+#[tokio::test]
+async fn a_leader_without_followers_stops_when_it_is_asked_to() {
+    let mut mesh = Mesh::start().await;
+    let leader = mesh.cluster.leader().await;
+    let address = mesh.cluster.servers[leader].address();
+    let member = Options::new(address, AVAILABLE, "member").start();
+    numbered(&[&member]).await;
+    mesh.network.reaches(leader, false);
+    // It tells the leader that it is gone, which is to be decided.
+    drop(member);
+    env::sleep(Duration::from_millis(300)).await;
+    let asked = env::now();
+    let server = &mut mesh.cluster.servers[leader];
+    let status = server.stop().await;
+    assert_eq!(status.code(), Some(0), "{}", server.log());
+    println!("it ended {:?} after it was asked to", asked.elapsed());
+    assert!(asked.elapsed() < SLACK, "{}", server.log());
+}

@@ -24,11 +24,14 @@ const MAX_WAITING_KIB: usize = 64 << 10;
 /// Pause before a proposal is tried again that found no quorum.
 const RETRY: Duration = Duration::from_millis(10);
 
+/// How long what was proposed may take to be answered once the task is told to end.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
 /// What the task is asked.
 pub(super) enum Message {
     /// To decide.
     Propose(Proposal),
-    /// To end, once all that was proposed before is answered.
+    /// To end, once all that was proposed before is answered, or will not be soon.
     Stop(oneshot::Sender<()>),
 }
 
@@ -154,10 +157,14 @@ impl Proposals {
         };
         queue.close();
         drop(again);
-        while let Some(mut proposal) = returned.recv().await {
-            let commands = proposal.commands;
-            proposal.answer(Decided::Lost { commands });
-        }
+        let answered = async {
+            while let Some(mut proposal) = returned.recv().await {
+                let commands = proposal.commands;
+                proposal.answer(Decided::Lost { commands });
+            }
+        };
+        // What no quorum takes openraft answers only when it ends.
+        let _ = env::timeout(LAST_ANSWERS, answered).await;
         stop
     }
 
