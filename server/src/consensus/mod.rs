@@ -176,7 +176,8 @@ pub enum Decided {
         /// How many commands it had.
         commands: usize,
     },
-    /// The store failed. What was not answered may be durable or not; the server must stop.
+    /// The store failed. What was not answered may be durable or not; the server must stop. Only answers that were on
+    /// their way may follow.
     Failed(ConsensusError),
 }
 
