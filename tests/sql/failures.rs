@@ -6,14 +6,12 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::crew::{Crew, Member, NoColumns, PATIENCE, Seen, settled};
-use common::place::Place;
+use crate::common::crew::{Crew, Member, NoColumns, PATIENCE, Seen, settled};
+use crate::common::place::Place;
 use skyschedule_client::sql::{Builder, Database, Key, Retry, Table, Task};
 use skyschedule_common::env;
 use skyschedule_tests::proxy::{Direction, Flow, Proxy};

@@ -1,5 +1,11 @@
 //! Slots that stay where they are when somebody joins are worked on without a pause, also while others are handed over.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a helper of a test may fail like the test itself"
+)]
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,8 +22,8 @@ use skyschedule_server::state::Settings;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-use super::common::crew::PATIENCE;
-use super::common::place::Place;
+use crate::common::crew::PATIENCE;
+use crate::common::place::Place;
 
 const SLOTS: u32 = 1_024;
 const MEMBERS: usize = 20;

@@ -8,13 +8,11 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::consumers::{Consumer, prepare};
-use common::place::Place;
+use crate::common::consumers::{Consumer, prepare};
+use crate::common::place::Place;
 use rustix::process::Signal;
 use skyschedule_client::sql::Database;
 use skyschedule_common::env;

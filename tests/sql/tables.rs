@@ -7,13 +7,10 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
-mod common;
-mod kept_slots;
-
 use std::time::Duration;
 
-use common::crew::{Crew, NoColumns, PATIENCE, settled};
-use common::place::Place;
+use crate::common::crew::{Crew, NoColumns, PATIENCE, settled};
+use crate::common::place::Place;
 use skyschedule_client::sql::{self, Database, Error, Table, Task, UnixTime};
 use skyschedule_client::{Dialect, RowKey};
 use skyschedule_common::env;

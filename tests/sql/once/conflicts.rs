@@ -8,9 +8,9 @@ use skyschedule_client::Dialect;
 use skyschedule_client::sql::{AnyTx, Builder, Metrics, Table, Task, Transactions};
 use tokio::sync::Barrier;
 
-use super::common::crew::{Crew, NoColumns, in_transactions};
-use super::common::place::Place;
 use super::{create, effect, effects, number, table, write};
+use crate::common::crew::{Crew, NoColumns, in_transactions};
+use crate::common::place::Place;
 
 /// Two accounts; a task takes its own first and then the other.
 async fn accounts(place: &Place) {

@@ -8,10 +8,10 @@ use skyschedule_client::sql::{AnyTx, Builder, Database, Metrics, Task};
 use skyschedule_common::env::{self, rng};
 use skyschedule_tests::proxy::{Direction, Flow, Proxy};
 
-use super::common::crew::{Crew, Member, NoColumns, PATIENCE, in_transactions};
-use super::common::place::Place;
-use super::common::session::Session;
 use super::{create, effect, effects, table};
+use crate::common::crew::{Crew, Member, NoColumns, PATIENCE, in_transactions};
+use crate::common::place::Place;
+use crate::common::session::Session;
 
 /// The mark of task 1 waits in the database until it is let go on.
 struct Gate<'a> {

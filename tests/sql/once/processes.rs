@@ -8,9 +8,9 @@ use skyschedule_common::env::{self, rng};
 use skyschedule_tests::server::Server;
 use tempfile::TempDir;
 
-use super::common::consumers::{Consumer, prepare};
-use super::common::crew::PATIENCE;
-use super::common::place::Place;
+use crate::common::consumers::{Consumer, prepare};
+use crate::common::crew::PATIENCE;
+use crate::common::place::Place;
 
 const GROUP: &str = "1000";
 

@@ -7,17 +7,14 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod conflicts;
 mod held;
 mod processes;
 
 use std::time::Duration;
 
-use common::crew::{Crew, Member, NoColumns, PATIENCE, in_transactions};
-use common::place::Place;
+use crate::common::crew::{Crew, Member, NoColumns, PATIENCE, in_transactions};
+use crate::common::place::Place;
 use skyschedule_client::Dialect;
 use skyschedule_client::sql::{
     self, AnyTx, Builder, Database, Error, HandlerError, Key, Retry, Table, Task, Transactions,

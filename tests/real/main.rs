@@ -1,0 +1,15 @@
+//! On real processes: the binaries in `SKY_BIN_DIR` (tests/run). One program, so that tests which wait do so together.
+
+mod cluster;
+mod demo;
+mod drain;
+mod flapping;
+mod leases;
+mod logins;
+mod members;
+mod misbehaviour;
+mod replicas;
+mod restarts;
+mod servers;
+mod strangers;
+mod work;
