@@ -15,6 +15,7 @@
 //! | `peers` | connections between replicas |
 //! | `session` | one connection: handshake, deadlines, bounded queue |
 //! | [`config`], [`metrics`], [`view`] | what operators set and see |
+//! | [`simulation`] | no code: what the simulation does, and which broken rules it finds |
 //! | [`capacity`] | no code: how many clients, what they cost, and how to plan for more |
 //!
 //! Start one with [`Server::start`]; the binary `skyschedule` does it from a command line.
@@ -30,6 +31,8 @@ pub mod metrics;
 mod peers;
 mod server;
 mod session;
+#[doc = include_str!("docs/simulation.md")]
+pub mod simulation {}
 pub mod state;
 pub mod view;
 

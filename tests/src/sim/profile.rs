@@ -35,6 +35,8 @@ pub enum Event {
     LateAnswers,
     /// The end of a client's connection arrives when its next incarnation works.
     LateFin,
+    /// What a leader tells a client arrives after what the next leader tells it.
+    LateTold,
     /// A client's weight changes.
     Weight,
     /// A client's share moves away, or back.
@@ -69,6 +71,8 @@ pub enum Event {
     PeerStall,
     /// A server is cut off from the others, but not from its clients, for a while.
     Isolate,
+    /// All servers but one are killed, and are away for long.
+    MajorityAway,
     /// A server is cut off from its clients, but not from the others, for a while.
     ClientsCut,
     /// The operator changes the group's settings.
@@ -117,6 +121,9 @@ pub struct Profile {
 
 /// Lease of all groups here, but of those whose settings were lost.
 pub const LEASE: Duration = Duration::from_secs(2);
+
+/// After how long without a quorum servers number clients without one, and clients turn to such.
+pub const DEGRADED_AFTER: Duration = Duration::from_secs(5);
 
 /// Another one, for a while, where the operator changes settings.
 pub const LONGER_LEASE: Duration = Duration::from_secs(3);
@@ -177,6 +184,13 @@ impl Profile {
         self.events
             .iter()
             .any(|(event, weight)| matches!(event, Event::Restore | Event::DiskLoss) && *weight > 0)
+    }
+
+    /// Whether most servers are away for long.
+    pub fn goes_without_quorum(&self) -> bool {
+        self.events
+            .iter()
+            .any(|(event, weight)| *event == Event::MajorityAway && *weight > 0)
     }
 
     /// Whether the operator changes settings.

@@ -59,6 +59,11 @@ impl Profile {
         let several = |event| TROUBLE.iter().any(|(other, _)| *other == event);
         self.events.retain(|(event, _)| !several(*event));
         self.events.extend(TROUBLE);
+        if !self.is_exclusive() {
+            // Known, and not settled yet: a server without a quorum numbers whichever of two processes with one id comes
+            // first, and the other one may be the member when there is a quorum again. Both work on then.
+            self.twins_percent = 0;
+        }
         self
     }
 
@@ -89,6 +94,13 @@ impl Profile {
         profile.one_at_a_time = true;
         profile.twins_percent = 0;
         profile.handlers.slow_percent = 0;
+        profile
+    }
+
+    /// Three servers, of which most are away for long, again and again: those that are left go on without a quorum.
+    pub fn few_left(numbering: Numbering) -> Self {
+        let mut profile = Self::available("replicas, few left", numbering).with_replicas();
+        profile.events.push((Event::MajorityAway, 12));
         profile
     }
 

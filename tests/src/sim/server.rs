@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::network::PORT;
+use super::profile::DEGRADED_AFTER;
 use super::worker::{GROUP, server_name};
 
 /// Pause before the operator tries again.
@@ -162,6 +163,7 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     config.listen = ([0, 0, 0, 0], PORT).into();
     config.users.push(User::new("moon", "walker")?);
     config.timing = timing;
+    config.degraded_after = DEGRADED_AFTER;
     config.replica_id = replica_id(at);
     if servers > 1 {
         let address = |at| format!("{}:{PORT}", server_name(at));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::network::PORT;
-use super::profile::Handlers;
+use super::profile::{DEGRADED_AFTER, Handlers};
 
 /// The keys of the rows, negative ones included.
 pub const KEYS: std::ops::RangeInclusive<i64> = -12..=12;
@@ -142,7 +142,8 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
         .group(GROUP)
         .credentials("moon", "walker")
         .client_id(&setup.client_id)
-        .weight(setup.weight);
+        .weight(setup.weight)
+        .degraded_after(DEGRADED_AFTER);
     if let Some(consistency) = setup.consistency {
         builder = builder.consistency(consistency);
     }

@@ -108,6 +108,7 @@ struct Known {
 pub struct Oracle {
     exclusive: bool,
     one_at_a_time: bool,
+    several: bool,
     lease: Duration,
     drain: Duration,
     rejoin_grace: Duration,
@@ -151,6 +152,7 @@ impl Oracle {
         Self {
             exclusive: profile.is_exclusive(),
             one_at_a_time: profile.one_at_a_time,
+            several: profile.servers > 1,
             lease: profile.longest_lease(),
             drain: settings.drain_timeout.duration(),
             rejoin_grace: settings.rejoin_grace.duration(),
@@ -205,6 +207,15 @@ impl Oracle {
     /// What a server waits at most before a lease that it gave is over.
     fn server_lease(&self) -> Duration {
         self.lease + self.lease / 400 + Duration::from_millis(10)
+    }
+
+    /// A leader that had lost its quorum gives everyone another lease, once it knows that it is followed again.
+    fn regained(&self) -> Duration {
+        if self.several {
+            self.server_lease()
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Looks at everything.
@@ -452,7 +463,7 @@ impl Oracle {
             .filter(|number| !lives(*number))
             .collect();
         self.zombies.retain(|number, _| dead.contains(number));
-        let bound = self.server_lease() + Duration::from_millis(600);
+        let bound = self.server_lease() + self.regained() + Duration::from_millis(600);
         for number in dead {
             let since = *self.zombies.entry(number).or_insert(now);
             if now > since.max(served_since) + bound {

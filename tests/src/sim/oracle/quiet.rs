@@ -88,8 +88,10 @@ impl Oracle {
             if view.inside.membership.is_none() && !id_is_taken {
                 return Err(format!("{} is no member", name(view)));
             }
-            let number = view.inside.membership.map(|membership| membership.number);
-            if number.is_some_and(|number| !group.members().contains_key(&number)) {
+            let is_over = |membership: Membership| {
+                membership.replica != 0 || !group.members().contains_key(&membership.number)
+            };
+            if view.inside.membership.is_some_and(is_over) {
                 return Err(format!("{} does not know that it is none", name(view)));
             }
         }

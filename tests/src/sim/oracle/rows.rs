@@ -136,8 +136,8 @@ impl Oracle {
             self.unheld.clear();
             return Ok(());
         }
-        let bound =
-            self.server_lease() + self.drain + self.rejoin_grace + Duration::from_millis(1_500);
+        let bound = self.server_lease() + self.regained() + self.drain + self.rejoin_grace;
+        let bound = bound + Duration::from_millis(1_500);
         // A new leader gives everyone a lease to come back.
         let served_since = world.served_since.unwrap_or_default();
         for key in KEYS {

@@ -11,7 +11,7 @@ use skyschedule_common::ids::GroupName;
 use skyschedule_server::config::Timing;
 use skyschedule_server::consensus::MemoryDisk;
 use skyschedule_server::state::Settings;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -246,6 +246,16 @@ impl World {
         self.works()?;
         if self.dice.percent(50) {
             self.restart_quietly()?;
+        }
+        // Of two processes with one id, one stays outside.
+        let ids: BTreeSet<&str> = self
+            .machines
+            .iter()
+            .map(|it| it.client_id.as_str())
+            .collect();
+        let plain = ids.len() == self.machines.len() && self.profile.goes_without_quorum();
+        if self.servers.len() > 1 && plain && self.dice.percent(50) {
+            self.one_is_enough()?;
         }
         if self.dice.percent(25) {
             self.all_leave()?;

@@ -1,15 +1,20 @@
 //! The end: no more trouble, and all must come right.
 
+use skyschedule_client::Mode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Later, World};
 use crate::sim::network::{Link, Place, Way};
 use crate::sim::oracle::Violation;
+use crate::sim::profile::DEGRADED_AFTER;
 use crate::sim::worker::{self, server_name};
 
 /// How long a server keeps a connection of another one on which nothing comes.
 const PEER_IDLE: Duration = Duration::from_secs(10);
+
+/// How long it may take until all clients have turned to a server that serves without a quorum, and are numbered.
+const ATTACHING: Duration = Duration::from_secs(3);
 
 impl World {
     /// No more trouble: what was broken is whole, what stood still goes on.
@@ -176,6 +181,58 @@ impl World {
                 "shares moved",
                 format!("servers restarted, and {before:?} became {after:?}"),
             ));
+        }
+        Ok(())
+    }
+
+    /// Promise 3: one surviving server is enough, also for those who join meanwhile; and when the others are back, all
+    /// is as before.
+    pub(super) fn one_is_enough(&mut self) -> Result<(), Violation> {
+        let survivor = self.dice.index(self.servers.len());
+        let away = self.dice.millis(10_000, 11_000);
+        let back = self.now() + away;
+        self.note(&format!("only {} is left", server_name(survivor)));
+        for at in (0..self.servers.len()).filter(|at| *at != survivor) {
+            self.kill_server(at, away);
+        }
+        if let Some(at) = self.machines.iter().position(|machine| !machine.is_up) {
+            self.start(at);
+        }
+        self.last_event = self.now();
+        let start = self.now();
+        let limit = start + DEGRADED_AFTER + ATTACHING;
+        while let Err(missing) = self.is_divided() {
+            self.step()?;
+            if self.now() > limit {
+                let what = format!("not divided with one server left: {missing}");
+                return Err(Violation::new("one is not enough", what));
+            }
+        }
+        let took = self.now() - start;
+        self.note(&format!("one server is enough, after {took:?}"));
+        self.run_for(back.saturating_sub(self.now()))?;
+        self.last_event = self.now();
+        self.settle("after one server was left", Duration::from_secs(12))
+    }
+
+    /// Whether a server without a quorum has divided all rows among all clients.
+    fn is_divided(&self) -> Result<(), String> {
+        let views = self.views();
+        for view in &views {
+            let degraded = view.inside.epoch.is_some_and(|epoch| epoch.degraded > 0);
+            if !degraded || view.inside.mode != Mode::Leased || view.inside.rows.single().is_none()
+            {
+                return Err(format!("host {} is not numbered", view.host));
+            }
+        }
+        for key in worker::KEYS {
+            let holders = views
+                .iter()
+                .filter(|view| view.inside.rows.contains(key.into()));
+            let count = holders.count();
+            if count != 1 {
+                return Err(format!("row {key} is held by {count}"));
+            }
         }
         Ok(())
     }

@@ -44,7 +44,9 @@ impl World {
             | Event::NearLapse
             | Event::Weight
             | Event::Drain => runs,
-            Event::Stall | Event::Cut | Event::LateAnswers | Event::LateFin => clear,
+            Event::Stall | Event::Cut | Event::LateAnswers | Event::LateFin | Event::LateTold => {
+                clear
+            }
             Event::Kill | Event::PowerLoss | Event::Restart => up,
             _ => Vec::new(),
         };
@@ -114,6 +116,20 @@ impl World {
                 let after = self.dice.millis(0, 300);
                 self.schedule(after, Later::Start(at));
             }
+            Event::LateTold => {
+                let Some(leader) = self.leader() else {
+                    return false;
+                };
+                // Shorter than the client waits for an answer.
+                let spell = self.dice.millis(600, 950);
+                let late = Link::Stalled(Way::Back, Kept::All);
+                self.link(&[Between::client(at, leader)], late, spell);
+                let others = self.machines_that(|machine| machine.is_up);
+                let other = self.dice.pick(&others);
+                self.set_weight(other);
+                let (soon, away) = (self.dice.millis(20, 120), self.outage());
+                self.schedule(soon, Later::KillServer(leader, away));
+            }
             Event::Weight => self.set_weight(at),
             Event::Drain => {
                 let machine = &mut self.machines[at];
@@ -138,7 +154,11 @@ impl World {
         let several = self.servers.len() > 1;
         let needs_several = matches!(
             event,
-            Event::OneDiskLost | Event::PeerCut | Event::PeerStall | Event::Isolate
+            Event::OneDiskLost
+                | Event::PeerCut
+                | Event::PeerStall
+                | Event::Isolate
+                | Event::MajorityAway
         );
         if needs_several && !several || self.profile.one_at_a_time && !self.servers_are_well() {
             return false;
@@ -189,6 +209,12 @@ impl World {
                 for at in running {
                     let soon = self.dice.millis(0, 20);
                     self.schedule(soon, Later::LosePower(at));
+                }
+            }
+            Event::MajorityAway => {
+                let away = self.dice.millis(2_500, 8_000);
+                for other in running.into_iter().filter(|other| *other != at) {
+                    self.kill_server(other, away);
                 }
             }
             Event::Backup => self.back_up(),
@@ -322,6 +348,7 @@ fn is_of_server(event: Event) -> bool {
             | Event::PeerCut
             | Event::PeerStall
             | Event::Isolate
+            | Event::MajorityAway
             | Event::ClientsCut
             | Event::Configure
     )

@@ -1,0 +1,74 @@
+//! The rules of which more shows with several servers: who leads changes, and one that does no more may not know it.
+
+use skyschedule_common::fault::Rule;
+use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_tests::sim::profile::{Event, Profile};
+
+use super::{come_and_go, exclusive, is_missed, trusting};
+
+/// With three servers.
+fn three(mut profile: Profile) -> Profile {
+    profile.servers = 3;
+    profile
+}
+
+/// A leader that does not know yet what was decided before it takes a member for unknown.
+#[test]
+fn l1_with_several_servers() {
+    let events = come_and_go(&[(Event::CrashAtCommit, 20), (Event::ServerKill, 5)]);
+    let mut profile = three(exclusive(Numbering::Modulo, &events));
+    profile.one_at_a_time = true;
+    profile.twins_percent = 0;
+    profile.disk_ms = vec![30];
+    profile.network_ms = vec![50];
+    is_missed(Rule::L1, &profile, &["shares moved", "epoch back"]);
+}
+
+#[test]
+fn l2_with_several_servers() {
+    let events = come_and_go(&[(Event::CrashAtCommit, 10), (Event::Isolate, 6)]);
+    let mut profile = three(exclusive(Numbering::Modulo, &events));
+    profile.disk_ms = vec![30];
+    is_missed(
+        Rule::L2,
+        &profile,
+        &["forgotten", "epoch twice", "epoch back", "servers differ"],
+    );
+}
+
+#[test]
+fn l3_with_several_servers() {
+    let events = come_and_go(&[(Event::ServerKill, 6)]);
+    let profile = three(exclusive(Numbering::Modulo, &events));
+    is_missed(
+        Rule::L3,
+        &profile,
+        &["held twice", "token back", "shares moved"],
+    );
+}
+
+#[test]
+fn l4_a_deposed_leader_renews_nobody() {
+    let events = [
+        (Event::Start, 12),
+        (Event::Close, 4),
+        (Event::Restart, 6),
+        (Event::Isolate, 2),
+    ];
+    let mut profile = three(exclusive(Numbering::Modulo, &events));
+    profile.every_ms = vec![300];
+    is_missed(Rule::L4, &profile, &["held twice", "token back"]);
+}
+
+#[test]
+fn l8_with_several_servers() {
+    let events = come_and_go(&[(Event::DiskLoss, 3)]);
+    let profile = three(Profile::lost_disks(Numbering::Modulo).with_events(&events));
+    is_missed(Rule::L8, &profile, &["epoch back", "held twice"]);
+}
+
+#[test]
+fn f1_with_several_servers() {
+    let profile = three(trusting(&come_and_go(&[(Event::LateFin, 10)])));
+    is_missed(Rule::F1, &profile, &["held twice", "token back"]);
+}
