@@ -279,7 +279,11 @@ impl Coordinator {
         let group = connection.login.group.clone();
         // What a degraded replica minted is none here.
         let Some(membership) = membership.filter(|membership| membership.replica == 0) else {
-            self.join(id, &group);
+            let joins = self.join(id, &group);
+            // Whoever has to wait must not work on under it meanwhile: its rows are others' now.
+            if let Some(membership) = membership.filter(|_| !joins) {
+                self.send(id, ServerMessage::Gone { membership });
+            }
             return;
         };
         match self.standing(&group, membership, id) {
@@ -290,7 +294,9 @@ impl Coordinator {
                 told,
                 fenced: false,
             } => self.resume(id, &group, membership, told, epoch),
-            Standing::Over if broken(Rule::L7) => self.join(id, &group),
+            Standing::Over if broken(Rule::L7) => {
+                self.join(id, &group);
+            }
             Standing::Over | Standing::Unknown => self.not_a_member(id, membership, epoch),
         }
     }
@@ -325,10 +331,10 @@ impl Coordinator {
         }
     }
 
-    /// Rule L7: a client id has at most one member.
-    fn join(&mut self, id: ConnectionId, group: &GroupName) {
+    /// Rule L7: a client id has at most one member. False when the client has to wait.
+    fn join(&mut self, id: ConnectionId, group: &GroupName) -> bool {
         let Some(connection) = self.connections.get(&id) else {
-            return;
+            return false;
         };
         let login = connection.login.clone();
         let now = env::now();
@@ -344,14 +350,14 @@ impl Coordinator {
             let condemned = member.is_some_and(|member| member.condemned);
             if incarnation == login.incarnation {
                 self.resume(id, group, Membership::quorum(number), told, login.epoch);
-                return;
+                return true;
             }
             if !condemned {
                 let left = member.map_or(LONGEST_WAIT, |member| {
                     member.deadline.saturating_duration_since(now)
                 });
                 self.wait_for_id(id, left.clamp(SHORTEST_WAIT, LONGEST_WAIT));
-                return;
+                return false;
             }
         }
         if let Some(delay) = self
@@ -360,14 +366,14 @@ impl Coordinator {
             .and_then(|track| track.deaths.delay(&login.client, now))
         {
             self.put_off(id, group, &login, delay);
-            return;
+            return false;
         }
         if let Some(wait) = self.wait_for_the_forgotten(group, login.consistency, now) {
             let text = "the server started without any member of this exclusive group in its memory, and waits for one \
                         lease before it gives out rows, since members that it has forgotten may work";
             let refusal = Refusal::new(Code::BACK_OFF, text, Some(wait));
             self.send(id, ServerMessage::Wait(refusal));
-            return;
+            return false;
         }
         let key = (group.clone(), login.client.clone());
         let pending = PendingJoin {
@@ -378,10 +384,10 @@ impl Coordinator {
         if let Some(other) = self.joining.get_mut(&key) {
             if other.incarnation == login.incarnation {
                 *other = pending;
-            } else {
-                self.wait_for_id(id, SHORTEST_WAIT);
+                return true;
             }
-            return;
+            self.wait_for_id(id, SHORTEST_WAIT);
+            return false;
         }
         self.joining.insert(key, pending);
         let Login {
@@ -397,6 +403,7 @@ impl Coordinator {
             weight,
             consistency,
         });
+        true
     }
 
     /// Rule L16: memory that was lost may have been filled again by settings, or by what other clients knew, and the

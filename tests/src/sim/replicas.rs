@@ -59,11 +59,6 @@ impl Profile {
         let several = |event| TROUBLE.iter().any(|(other, _)| *other == event);
         self.events.retain(|(event, _)| !several(*event));
         self.events.extend(TROUBLE);
-        if !self.is_exclusive() {
-            // Known, and not settled yet: a server without a quorum numbers whichever of two processes with one id comes
-            // first, and the other one may be the member when there is a quorum again. Both work on then.
-            self.twins_percent = 0;
-        }
         self
     }
 
