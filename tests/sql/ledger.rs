@@ -99,9 +99,11 @@ on_each_database! {
         let of = |id: &str| twice.iter().filter(|(_, by)| by.iter().any(|own| own == id)).count();
         println!("executed twice: {} of the killed one, {} of the paused one, {} in all",
             of("killed"), of("paused"), twice.len());
+        // Each of the two may have left it unmarked, one after the other.
+        let excused = |by: &[String]| ["killed", "paused"].iter().filter(|id| by.iter().any(|own| own == *id)).count();
         let unexplained: Vec<_> = twice
             .iter()
-            .filter(|(_, by)| by.len() > 2 || !by.iter().any(|own| own == "killed" || own == "paused"))
+            .filter(|(_, by)| by.len() > 1 + excused(by))
             .collect();
         assert!(unexplained.is_empty(), "{unexplained:?}");
         assert!(of("killed") <= BATCH && of("paused") <= BATCH, "more than a batch was not marked");
