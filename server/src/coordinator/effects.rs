@@ -333,7 +333,6 @@ impl Coordinator {
 
     /// What a changed group needs next.
     pub(super) fn follow_up(&mut self, group: &GroupName, now: Instant) {
-        let all_members = self.consensus.read(|state| state.member_count());
         let shown = self.consensus.read(|state| {
             let group = state.group(group)?;
             let settings = group.settings();
@@ -345,7 +344,7 @@ impl Coordinator {
                 && (!group.in_handover() || settings.numbering != Numbering::Modulo);
             let lease = match settings.lease {
                 Some(lease) => lease,
-                None => stretched(settings.base_lease(), all_members),
+                None => stretched(settings.base_lease(), state.member_count()),
             };
             Some((
                 patience,
@@ -355,12 +354,10 @@ impl Coordinator {
                 group.members().len(),
             ))
         });
-        let groups = self.consensus.read(|state| state.groups().len());
         let Some((patience, wants_start, in_force, wanted, members)) = shown else {
             return;
         };
         self.metrics.members(group, members);
-        let _ = groups;
         let track: &mut GroupTrack = self.groups.entry(group.clone()).or_default();
         if !track.awaiting.is_empty() {
             self.timers
