@@ -3,6 +3,8 @@
 //! One task owns all the state. A query for rows, a batch of marks and the handlers go on at the same time. A row's
 //! guard is dropped only after its mark is committed, so that no other client executes what this one did.
 
+mod marks;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use skyschedule_common::env::{self, Instant};
-use skyschedule_common::share::{Dialect, ShareUnion};
+use skyschedule_common::share::ShareUnion;
 use sqlx::{FromRow, Pool};
 use tokio::sync::{mpsc, watch};
 
@@ -19,14 +21,13 @@ use super::driver::Driver;
 use super::fetch::{Page, Place, Plan, fetch};
 use super::group::{Ended, Groups, Report, Running};
 use super::key::Key;
-use super::mark::{Finished, Marked, mark};
+use super::mark::{Finished, Marked};
 use super::metrics::Metrics;
 use super::pace::{Idle, Trouble};
 use super::session::{Session, Sessions};
 use super::statements::{Mark, Statements};
 use super::task::{Failure, Handler, Outcome, Task};
 use crate::client::Client;
-use crate::observe::Status;
 use crate::work::{Row, Work};
 
 /// How long a row is left alone whose mark the database refuses.
@@ -34,9 +35,6 @@ const SET_ASIDE: Duration = Duration::from_secs(60);
 
 /// Most rows that are left alone at a time.
 const MAX_SET_ASIDE: usize = 10_000;
-
-/// How long half a batch, or what others wait for, may wait to be marked: fast handlers get one mark for a whole batch.
-const MARK_SOON: Duration = Duration::from_millis(2);
 
 /// For about so long rows are fetched ahead where handlers are quick, in pages of a batch at least.
 const AHEAD: Duration = Duration::from_millis(100);
@@ -46,10 +44,6 @@ const THRIFT: u32 = 10;
 
 /// Most batches of a page, and most rows where a batch is not larger.
 const LARGEST_PAGE: (usize, usize) = (10, 1_000);
-
-/// Most marks under way at a time, and the rows of each: with fewer, two cost more than they gain.
-const LANES: usize = 2;
-const MARK_ROWS: usize = 100;
 
 /// How long a consumer that stops tries to mark what it has executed.
 const LAST_MARKS: Duration = Duration::from_secs(30);
@@ -483,138 +477,6 @@ where
     }
 
     // Marks.
-
-    /// Marks what is finished, when waiting for more would gain nothing or hold somebody up.
-    fn begin_marks(&mut self, now: Instant, share: &Status) {
-        while !self.finished.is_empty() && !self.trouble.lasts(now) {
-            let lanes = self.lanes();
-            let most = self.settings.batch.div_ceil(lanes);
-            if self.marking.len() >= lanes || (!self.marking.is_empty() && !self.sessions.has_one())
-            {
-                return;
-            }
-            // Nothing that runs could be added.
-            let complete = self.running.is_empty() || self.finished.len() >= most;
-            let old = self.mark_at().is_some_and(|at| now >= at);
-            // Another client may be waiting for these rows.
-            let moving = self
-                .finished
-                .iter()
-                .any(|one| share.epoch != Some(one.guard.epoch()));
-            if !(complete || old || moving || self.stopping.is_some()) {
-                return;
-            }
-            let rest = self.finished.split_off(self.finished.len().min(most));
-            let finished = std::mem::replace(&mut self.finished, rest);
-            self.begin_mark(finished);
-        }
-    }
-
-    /// How many marks may be under way: while one is committed, the next is on its way.
-    fn lanes(&self) -> usize {
-        // SQLite has one writer at a time.
-        if self.groups.are_quick() && self.statements.dialect() != Dialect::Sqlite {
-            (self.settings.batch / MARK_ROWS).clamp(1, LANES)
-        } else {
-            1
-        }
-    }
-
-    fn begin_mark(&mut self, finished: Vec<Finished>) {
-        let statements = Arc::clone(&self.statements);
-        let limit = self.settings.database_timeout;
-        let loan = self.sessions.loan();
-        self.marking.push(Box::pin(async move {
-            let marked = env::timeout(limit, async {
-                let mut session = loan.take().await?;
-                let marked = mark(&mut session.connection, &statements, &finished).await?;
-                Ok::<_, sqlx::Error>((marked, session))
-            });
-            let marked = match marked.await {
-                Ok(Ok(marked)) => Ok(marked),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(elapsed) => Err(elapsed.to_string()),
-            };
-            (finished, marked)
-        }));
-    }
-
-    /// When what is finished has waited for long enough.
-    fn mark_at(&self) -> Option<Instant> {
-        let half = self.finished.len() >= self.settings.batch.div_ceil(2);
-        let holds_up = self.unmarked() >= self.settings.batch;
-        let wait = if half || holds_up {
-            self.settings.mark_within.min(MARK_SOON)
-        } else {
-            self.settings.mark_within
-        };
-        Some(self.finished.first()?.at + wait)
-    }
-
-    fn take_marked(
-        &mut self,
-        mut finished: Vec<Finished>,
-        marked: Result<(Marked, Session<D>), String>,
-    ) {
-        let (marked, session) = match marked {
-            Ok(marked) => marked,
-            Err(error) => {
-                self.sessions.lost();
-                // It may have been committed all the same.
-                self.uncertain
-                    .extend(finished.iter().map(|one| one.key.clone()));
-                finished.append(&mut self.finished);
-                self.finished = finished;
-                return self.note_trouble("tasks cannot be marked", &error);
-            }
-        };
-        self.sessions
-            .back(session, self.groups.are_quick(), env::now());
-        self.note_success();
-        let known = self.uncertain.len();
-        if known > 0 {
-            self.uncertain
-                .retain(|key| !finished.iter().any(|one| one.key == *key));
-        }
-        let lost = if self.uncertain.len() < known {
-            0
-        } else {
-            marked.lost
-        };
-        if lost > 0 {
-            tracing::warn!(
-                rows = lost,
-                "marks changed nothing: somebody else has marked these rows meanwhile"
-            );
-        }
-        for (key, error) in &marked.refused {
-            tracing::error!(task = %key, %error, "the database refuses the mark of a task; it is left alone for a minute");
-            if self.set_aside.len() < MAX_SET_ASIDE {
-                self.set_aside.insert(key.clone(), env::now() + SET_ASIDE);
-            }
-        }
-        let refused: HashSet<&Key> = marked.refused.iter().map(|(key, _)| key).collect();
-        let counts = &mut self.counts;
-        counts.lost_marks += lost;
-        for one in finished.iter().filter(|one| !refused.contains(&one.key)) {
-            match one.mark {
-                Mark::Done => counts.done += 1,
-                Mark::Failed => counts.failed += 1,
-                Mark::Again { .. } => counts.retried += 1,
-            }
-        }
-        // Most marks say done; a lost one is counted there.
-        counts.done = counts.done.saturating_sub(lost);
-        counts.refused_marks += u64::try_from(refused.len()).unwrap_or(0);
-        let under_way = self.fetching.is_some();
-        for one in finished {
-            self.in_flight.remove(&one.key);
-            if under_way {
-                self.marked_meanwhile.insert(one.key);
-            }
-            // Here the guard is dropped: the mark is committed.
-        }
-    }
 
     // The database's state, and the end.
 
