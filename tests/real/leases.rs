@@ -218,6 +218,30 @@ async fn a_connection_that_went_deaf_is_replaced() {
 }
 
 #[tokio::test]
+async fn nobody_stands_still_while_it_is_open_whether_another_one_died() {
+    let server = Server::start().await;
+    let settings = json!({ "lease_ms": 12_000, "reset_grace_ms": 4_000 });
+    server.admin().configure(GROUP, &settings).await;
+    let proxy = Proxy::start(server.address()).await;
+    let a = Member::start(server.address(), GROUP, "a");
+    let b = Member::start(proxy.address(), GROUP, "b");
+    settled(&[&a, &b]).await;
+
+    // Its end proves nothing behind a proxy, and a barrier for the newcomer would wait for it.
+    let killed = b.signal(Signal::KILL);
+    let c = Member::start(server.address(), GROUP, "c");
+    let without = numbered(&[&a, &c]).await;
+    assert!(without.after(killed) > Duration::from_millis(3_900));
+    let history = a.history();
+    let pauses = history
+        .windows(2)
+        .filter(|rows| rows[0].shares.is_empty())
+        .map(|rows| Duration::from_nanos(rows[1].at - rows[0].at));
+    let longest = pauses.max().unwrap();
+    assert!(longest < Duration::from_secs(2), "{longest:?}: {history:?}");
+}
+
+#[tokio::test]
 async fn behind_a_proxy_the_end_of_a_connection_is_only_a_hint() {
     let server = Server::start().await;
     let settings = json!({ "lease_ms": 12_000, "reset_grace_ms": 1_500 });

@@ -164,12 +164,13 @@ impl Coordinator {
                 .group(group)
                 .is_some_and(|group| group.wants_handover())
         });
-        let may_start = self
-            .groups
-            .get(group)
-            .is_some_and(|track| track.may_start(env::now()));
-        if wanted && may_start {
-            self.batch.group(group).start = true;
+        let Some(track) = self.groups.get(group).filter(|_| wanted) else {
+            return;
+        };
+        let now = env::now();
+        match track.next_start().filter(|at| *at > now) {
+            Some(at) => self.timers.set(at, Timer::Start(group.clone())),
+            None => self.batch.group(group).start = true,
         }
     }
 }

@@ -5,7 +5,7 @@ use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{GroupName, Membership};
-use skyschedule_common::protocol::messages::{Consistency, Millis, ServerMessage};
+use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering, ServerMessage};
 
 use super::Coordinator;
 use super::connections::MAX_LOST;
@@ -297,9 +297,10 @@ impl Coordinator {
                 settings.consistency,
                 settings.trust_fin,
                 settings.reset_grace,
+                settings.numbering,
             ))
         });
-        let Some((consistency, trust_fin, reset_grace)) = terms else {
+        let Some((consistency, trust_fin, reset_grace, numbering)) = terms else {
             return;
         };
         let proven = end.ending == Ending::Fin && end.direct;
@@ -308,11 +309,17 @@ impl Coordinator {
             _ if broken(Rule::L6) => self.condemn(group, number, "broken"),
             Consistency::Available if proven => self.condemn(group, number, "fin"),
             Consistency::Exclusive if proven && trust_fin => self.condemn(group, number, "fin"),
-            Consistency::Available if end.attached => {
-                self.timers.set(
-                    now + reset_grace.duration(),
-                    Timer::ResetGrace(group.clone(), number, now),
-                );
+            // Who relayed it may have died, not the client: its lease tells.
+            Consistency::Available if end.attached && end.ending != Ending::Silence => {
+                let decided = now + reset_grace.duration();
+                self.timers
+                    .set(decided, Timer::ResetGrace(group.clone(), number, now));
+                // In a slot group the rest works on undisturbed.
+                if numbering == Numbering::Modulo
+                    && let Some(track) = self.groups.get_mut(group)
+                {
+                    track.doubts_until(decided, now);
+                }
             }
             _ => {}
         }

@@ -37,10 +37,15 @@ pub(super) struct GroupTrack {
     pub(super) handover_began: Option<Instant>,
     /// The next barrier does not begin before.
     pub(super) not_before: Option<Instant>,
+    /// Until when it is open whether a member lives whose connection was reset. A barrier that began before
+    /// would stop all others while it waits for that member.
+    pub(super) doubt: Option<Instant>,
     pub(super) deaths: Deaths,
     pub(super) short_lives: ShortLives,
     /// Length of leases that members are told; never above the one in force.
     pub(super) told_lease: Option<Millis>,
+    /// That rows have no owner was told.
+    pub(super) unowned: bool,
 }
 
 /// A member, as its leader follows it.
@@ -84,6 +89,18 @@ impl MemberTrack {
 impl GroupTrack {
     /// Whether pacing allows a handover to begin.
     pub(super) fn may_start(&self, now: Instant) -> bool {
-        self.not_before.is_none_or(|at| now >= at)
+        self.next_start().is_none_or(|at| now >= at)
+    }
+
+    /// Whether a member lives is open until then. Resets that follow do not put the next handover off further.
+    pub(super) fn doubts_until(&mut self, decided: Instant, now: Instant) {
+        if self.doubt.is_none_or(|at| at <= now) {
+            self.doubt = Some(decided);
+        }
+    }
+
+    /// When pacing allows the next handover; `None`: at once.
+    pub(super) fn next_start(&self) -> Option<Instant> {
+        self.not_before.max(self.doubt)
     }
 }
