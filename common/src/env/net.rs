@@ -192,6 +192,8 @@ pub enum Ending {
     Fin,
     /// Anything else: a reset, a time-out of the system. It proves nothing about the peer.
     Reset,
+    /// Whoever carried the bytes of a peer ended it, in whichever way: the peer itself has only fallen silent.
+    Silence,
 }
 
 impl Ending {
