@@ -15,6 +15,11 @@ pub struct InvalidName {
     text: String,
 }
 
+/// What a URL's path takes for a folder, however it is escaped.
+fn is_dots(text: &str) -> bool {
+    matches!(text, "." | "..")
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
@@ -80,19 +85,20 @@ macro_rules! name {
 }
 
 name!(
-    /// A group: the clients that share one task table. 1 to 64 of `A-Z a-z 0-9 . _ -`.
+    /// A group: the clients that share one task table. 1 to 64 of `A-Z a-z 0-9 . _ -`, but neither `.` nor `..`.
     GroupName,
     "group name",
-    "1 to 64 characters of A-Z a-z 0-9 . _ -",
-    |text| (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    "1 to 64 characters of A-Z a-z 0-9 . _ -, neither . nor ..",
+    |text| (1..=64).contains(&text.len()) && !is_dots(text) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 );
 
 name!(
-    /// A client's name within its group, unique among those that live. 1 to 128 visible ASCII characters.
+    /// A client's name within its group, unique among those that live. 1 to 128 visible ASCII characters, but neither `.`
+    /// nor `..`.
     ClientId,
     "client id",
-    "1 to 128 visible ASCII characters, no spaces",
-    |text| (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
+    "1 to 128 visible ASCII characters, no spaces, neither . nor ..",
+    |text| (1..=128).contains(&text.len()) && !is_dots(text) && text.bytes().all(|b| b.is_ascii_graphic())
 );
 
 name!(
@@ -147,11 +153,19 @@ mod tests {
 
     #[test]
     fn group_names_follow_the_rule() {
-        for good in ["1000", "orders", "a.b_c-D", &"x".repeat(64)] {
+        for good in ["1000", "orders", "a.b_c-D", "...", &"x".repeat(64)] {
             assert!(GroupName::new(good).is_ok(), "{good}");
         }
-        for bad in ["", "a b", "ä", "a/b", &"x".repeat(65)] {
+        for bad in ["", "a b", "ä", "a/b", ".", "..", &"x".repeat(65)] {
             assert!(GroupName::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_client_id_can_stand_in_the_path_of_a_url() {
+        assert!(ClientId::new("a/../b").is_ok(), "it is escaped there");
+        for bad in [".", "..", "", "a b", "ä"] {
+            assert!(ClientId::new(bad).is_err(), "{bad}");
         }
     }
 

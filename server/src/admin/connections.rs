@@ -1,12 +1,15 @@
 //! Connections of callers, within limits: a crowd or slow senders must not keep probes out.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::response::Response;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use skyschedule_common::env;
@@ -14,13 +17,8 @@ use skyschedule_common::env::net::{Stream, TcpListener};
 use tokio::sync::watch;
 
 use super::impatient::Impatient;
+use super::places::{Call, Place, Places};
 use super::stopped;
-
-/// Most connections at a time.
-const MAX_CONNECTIONS: usize = 256;
-
-/// Most connections at a time from one address.
-const MAX_PER_ADDRESS: usize = 96;
 
 /// How long a caller may take to send the head of a request, or may be silent between two.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
@@ -34,9 +32,13 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long calls in progress may take to end when the server stops.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
+/// Failed accepts are told this often.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
 /// Serves until `stop` turns true.
 pub(super) async fn serve(socket: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
-    let open = Arc::new(Open::default());
+    let places = Places::default();
+    let mut told = None;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -45,33 +47,46 @@ pub(super) async fn serve(socket: TcpListener, router: Router, mut stop: watch::
         };
         match accepted {
             Ok((stream, peer)) => {
-                // Beyond the limits the connection is closed at once.
-                if let Some(slot) = open.enter(peer.ip()) {
-                    env::spawn(connection(stream, router.clone(), stop.clone(), slot));
+                // Without a place the connection is closed at once.
+                if let Some(place) = places.enter(peer.ip()) {
+                    env::spawn(connection(stream, router.clone(), stop.clone(), place));
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept admin connections");
+                let now = env::now();
+                if told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY) {
+                    tracing::warn!(%error, "cannot accept admin connections");
+                    told = Some(now);
+                }
                 env::sleep(ACCEPT_RETRY).await;
             }
         }
     }
     // Nothing is lost when this is not enough: callers see the end of their connection.
-    let _ = env::timeout(LAST_CALLS, open.emptied()).await;
+    let _ = env::timeout(LAST_CALLS, places.emptied()).await;
 }
 
-async fn connection(stream: Stream, router: Router, mut stop: watch::Receiver<bool>, _slot: Slot) {
+async fn connection(stream: Stream, router: Router, mut stop: watch::Receiver<bool>, place: Place) {
+    let router = TowerToHyperService::new(router);
+    let answer = service_fn(|request: hyper::Request<Incoming>| {
+        let (call, answering) = (place.call(), router.call(request));
+        async {
+            let Ok(response) = answering.await;
+            Ok::<_, std::convert::Infallible>(Response::map(response, |body| Answer {
+                body,
+                _call: call,
+            }))
+        }
+    });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_LIMIT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(
-            TokioIo::new(Impatient::new(stream)),
-            TowerToHyperService::new(router),
-        );
+        .serve_connection(TokioIo::new(Impatient::new(stream)), answer);
     let mut serving = std::pin::pin!(serving);
     let ended = tokio::select! {
         ended = &mut serving => ended,
+        () = place.must_give_way() => return,
         () = stopped(&mut stop) => {
             serving.as_mut().graceful_shutdown();
             match env::timeout(LAST_CALLS, serving).await {
@@ -85,65 +100,28 @@ async fn connection(stream: Stream, router: Router, mut stop: watch::Receiver<bo
     }
 }
 
-/// Connections that are open.
-#[derive(Default)]
-struct Open {
-    by_address: Mutex<BTreeMap<IpAddr, usize>>,
-    left: tokio::sync::Notify,
+/// An answer, which is a call in progress until all of it is handed over.
+struct Answer {
+    body: Body,
+    _call: Call,
 }
 
-impl Open {
-    fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Slot> {
-        let mut open = self
-            .by_address
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let total: usize = open.values().sum();
-        let count = open.get(&address).copied().unwrap_or(0);
-        if total >= MAX_CONNECTIONS || count >= MAX_PER_ADDRESS {
-            return None;
-        }
-        open.insert(address, count + 1);
-        let open = Arc::clone(self);
-        Some(Slot { open, address })
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
     }
 
-    fn leave(&self, address: IpAddr) {
-        let mut open = self
-            .by_address
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match open.get_mut(&address) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => {
-                open.remove(&address);
-            }
-        }
-        self.left.notify_one();
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    async fn emptied(&self) {
-        let empty = || {
-            let open = self
-                .by_address
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            open.is_empty()
-        };
-        while !empty() {
-            self.left.notified().await;
-        }
-    }
-}
-
-/// Counts a connection while it lives.
-struct Slot {
-    open: Arc<Open>,
-    address: IpAddr,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.open.leave(self.address);
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -13,6 +13,7 @@ mod events;
 mod forward;
 mod impatient;
 mod page;
+mod places;
 mod probes;
 mod shapes;
 
@@ -46,8 +47,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Most callers that watch events at a time.
 const MAX_WATCHERS: usize = 64;
 
-/// Connections that the system keeps ready to be accepted.
-const BACKLOG: u32 = 128;
+/// Connections that the system keeps ready to be accepted: in a crowd, a probe must not have to knock twice.
+const BACKLOG: u32 = 4_096;
 
 /// What all calls share.
 struct Shared {
