@@ -413,7 +413,15 @@ impl World {
                 }
             };
             match settings.max_slots {
-                Some(cap) => assert!(numbers <= f64::from(cap)),
+                // As much as without a cap, and then no more than it.
+                Some(cap) => {
+                    let (cap, least) = (f64::from(cap), fair.min(f64::from(cap)) - 1.0);
+                    assert!(
+                        numbers <= cap && numbers > least,
+                        "{numbers} of {fair}, cap {cap}"
+                    );
+                    assert!(numbers < fair + 1.0, "{numbers} where {fair} are fair");
+                }
                 None => assert!(
                     (numbers - fair).abs() < 1.0,
                     "{numbers} where {fair} are fair"
