@@ -14,6 +14,7 @@
 //! | `degraded` | numbers without a quorum, where that is better than nothing |
 //! | `peers` | connections between replicas |
 //! | `session` | one connection: handshake, deadlines, bounded queue |
+//! | [`stderr`], `strangers` | log lines hold up nobody, and are not for strangers to fill |
 //! | [`config`], [`metrics`], [`view`] | what operators set and see |
 //! | [`simulation`] | no code: what the simulation does, and which broken rules it finds |
 //! | [`capacity`] | no code: how many clients, what they cost, and how to plan for more |
@@ -34,6 +35,8 @@ mod session;
 #[doc = include_str!("docs/simulation.md")]
 pub mod simulation {}
 pub mod state;
+pub mod stderr;
+mod strangers;
 pub mod view;
 
 pub use server::{RunError, Server, StartError};

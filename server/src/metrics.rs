@@ -4,6 +4,7 @@
 //! count apart. Groups are labels only up to [`GROUP_LABELS`]; those beyond share the label `other`.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub mod names {
     pub const MEMBERS: &str = "skyschedule_members";
     /// Groups; 0 on a replica that does not lead.
     pub const GROUPS: &str = "skyschedule_groups";
+    /// The part of a group's rows that no member is to have although it has members, from 0 to 1, by `group`.
+    pub const UNOWNED: &str = "skyschedule_unowned_ratio";
     /// Handovers that are over, by `group`.
     pub const HANDOVERS: &str = "skyschedule_handovers_total";
     /// How long handovers took, in seconds.
@@ -69,7 +72,7 @@ pub mod names {
     pub const LEADER: &str = "skyschedule_leader";
 
     /// All of them.
-    pub const ALL: [&str; 22] = [
+    pub const ALL: [&str; 23] = [
         CONNECTIONS,
         CONNECTIONS_REFUSED,
         LOGINS,
@@ -78,6 +81,7 @@ pub mod names {
         HEARTBEATS,
         MEMBERS,
         GROUPS,
+        UNOWNED,
         HANDOVERS,
         HANDOVER_SECONDS,
         TOLD,
@@ -99,6 +103,10 @@ type Label<V> = (&'static str, V);
 type ByReason = Family<[Label<&'static str>; 1], Counter>;
 type ByGroup<M> = Family<[Label<Arc<str>>; 1], M>;
 type ByGroupAndWhy = Family<[Label<Arc<str>>; 2], Counter>;
+type Ratio = Gauge<f64, AtomicU64>;
+
+/// How members die: see [`Metrics::expired`].
+const DEATHS: [&str; 3] = ["lease", "fin", "reset"];
 
 /// The counters of one server. Cheap to clone; clones count together.
 #[derive(Debug, Clone)]
@@ -115,6 +123,7 @@ struct Inner {
     heartbeats: Counter,
     members: ByGroup<Gauge>,
     groups: Gauge,
+    unowned: ByGroup<Ratio>,
     handovers: ByGroup<Counter>,
     handover_seconds: Histogram,
     told: Counter,
@@ -175,6 +184,11 @@ impl Metrics {
             heartbeats: register(r, names::HEARTBEATS, "Heartbeats read"),
             members: register(r, names::MEMBERS, "Members of the group"),
             groups: register(r, names::GROUPS, "Groups"),
+            unowned: register(
+                r,
+                names::UNOWNED,
+                "The part of the rows that no member is to have",
+            ),
             handovers: register(r, names::HANDOVERS, "Handovers that are over"),
             handover_seconds: add(
                 r,
@@ -256,19 +270,75 @@ impl Metrics {
         self.0.heartbeats.inc_by(count);
     }
 
-    /// The group has so many members now.
+    /// The group has so many members now. From here on it has all its counters.
     pub fn members(&self, group: &GroupName, count: usize) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         let mut known = self.known();
         let label = known.label(group);
+        if !known.members.contains_key(group) {
+            self.begin(&label);
+        }
         let before = known.members.insert(group.clone(), count).unwrap_or(0);
         // A difference, because groups may share a label.
         self.0
             .members
             .get_or_create(&[("group", label)])
             .inc_by(count.saturating_sub(before));
+        self.count_groups(&known);
+    }
+
+    /// A group's counters begin with 0, not with their first event: only so is that one seen to raise them.
+    fn begin(&self, label: &Arc<str>) {
+        let group = [("group", Arc::clone(label))];
+        for counter in self.counters_by_group() {
+            drop(counter.get_or_create(&group));
+        }
+        for why in DEATHS {
+            let labels = [("group", Arc::clone(label)), ("why", why.into())];
+            drop(self.0.expired.get_or_create(&labels));
+        }
+    }
+
+    /// There is no such group any more.
+    pub fn forget(&self, group: &GroupName) {
+        let mut known = self.known();
+        known.members.remove(group);
+        self.count_groups(&known);
+        // Groups that share a label go on.
+        let Some(label) = known.labels.remove(group) else {
+            return;
+        };
+        let group = [("group", Arc::clone(&label))];
+        self.0.members.remove(&group);
+        self.0.unowned.remove(&group);
+        for counter in self.counters_by_group() {
+            counter.remove(&group);
+        }
+        for why in DEATHS {
+            let labels = [("group", Arc::clone(&label)), ("why", why.into())];
+            self.0.expired.remove(&labels);
+        }
+    }
+
+    fn counters_by_group(&self) -> [&ByGroup<Counter>; 4] {
+        let Inner {
+            handovers,
+            overtaken,
+            fenced,
+            delayed_joins,
+            ..
+        } = &*self.0;
+        [handovers, overtaken, fenced, delayed_joins]
+    }
+
+    fn count_groups(&self, known: &Known) {
         let groups = known.members.len();
         self.0.groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
+    }
+
+    /// The part of the group's rows that no member is to have, from 0 to 1. Of groups that share a label, the last one's.
+    pub fn unowned(&self, group: &GroupName, ratio: f64) {
+        self.0.unowned.get_or_create(&self.group(group)).set(ratio);
     }
 
     /// This replica leads, or does so no longer: then it has no groups to count.
@@ -277,6 +347,7 @@ impl Metrics {
         if !leads {
             self.known().members.clear();
             self.0.members.clear();
+            self.0.unowned.clear();
             self.0.groups.set(0);
         }
     }
@@ -420,6 +491,7 @@ mod tests {
         metrics.connection_refused("limit");
         metrics.login("ok");
         metrics.members(&orders, 3);
+        metrics.unowned(&orders, 0.0);
         metrics.handover(&orders, Duration::from_millis(5));
         metrics.replicas(1, [(2, 0)].into_iter());
         metrics.expired(&orders, "lease");
@@ -473,14 +545,43 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_its_counters_from_the_beginning_to_its_end() {
+        let metrics = Metrics::new();
+        metrics.members(&group("orders"), 0);
+        let text = metrics.encode();
+        for name in [
+            names::HANDOVERS,
+            names::OVERTAKEN,
+            names::FENCED,
+            names::DELAYED_JOINS,
+        ] {
+            let counter = format!(r#"{name}{{group="orders"}}"#);
+            assert_eq!(line(&text, &counter), Some("0"), "{name}");
+        }
+        for why in DEATHS {
+            let counter = format!(r#"{}{{group="orders",why="{why}"}}"#, names::EXPIRED);
+            assert_eq!(line(&text, &counter), Some("0"), "{why}");
+        }
+        metrics.forget(&group("orders"));
+        let text = metrics.encode();
+        assert!(!text.contains("orders"), "{text}");
+        assert_eq!(line(&text, names::GROUPS), Some("0"));
+    }
+
+    #[test]
     fn a_replica_that_leads_no_longer_counts_no_members() {
         let metrics = Metrics::new();
         metrics.leader(true);
         metrics.members(&group("orders"), 3);
+        metrics.unowned(&group("orders"), 0.0);
         metrics.leader(false);
         let text = metrics.encode();
         assert_eq!(line(&text, names::LEADER), Some("0"));
-        assert!(!text.contains(r#"group="orders""#), "{text}");
+        for gauge in [names::MEMBERS, names::UNOWNED] {
+            assert_eq!(line(&text, &format!(r#"{gauge}{{group="orders"}}"#)), None);
+        }
+        let handovers = format!(r#"{}{{group="orders"}}"#, names::HANDOVERS);
+        assert_eq!(line(&text, &handovers), Some("0"), "counters never vanish");
         metrics.leader(true);
         metrics.members(&group("orders"), 2);
         assert_eq!(

@@ -6,7 +6,7 @@ use skyschedule_common::protocol::messages::{Consistency, Numbering};
 use skyschedule_common::share::{Numbers, Share};
 use utoipa::ToSchema;
 
-use crate::state::Settings;
+use crate::state::{Settings, Unowned};
 
 /// A replica, and what it knows of the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -61,6 +61,8 @@ pub struct GroupView {
     pub lease_ms: u32,
     /// Whether rows are moving.
     pub in_handover: bool,
+    /// Rows that no member is to have, although there are members.
+    pub unowned: Option<Unowned>,
     /// What operators set, so that a change of one setting keeps the others.
     pub settings: Settings,
     /// The members, oldest first.
@@ -167,6 +169,11 @@ pub enum ServerEvent {
     },
     /// The settings of a group changed.
     Configured {
+        /// The group.
+        group: String,
+    },
+    /// An operator deleted a group.
+    Deleted {
         /// The group.
         group: String,
     },

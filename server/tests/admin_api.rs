@@ -42,6 +42,7 @@ fn a_group_shows_its_members_and_their_numbers() {
         "consistency",
         "degraded",
         "stale",
+        "problem",
         "settings",
         "members",
     ];
@@ -277,7 +278,7 @@ fn what_is_not_there_is_an_error_of_the_same_shape() {
             "invalid",
         ),
         ("GET", "/../etc/passwd", &[], "", 404, "not_found"),
-        ("DELETE", group, &[json], "", 405, "method_not_allowed"),
+        ("DELETE", group, &[json], "", 404, "not_found"),
         (
             "POST",
             "/api/v1/groups",

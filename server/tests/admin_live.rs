@@ -162,6 +162,7 @@ fn the_description_matches_what_is_answered() {
         "/api/v1/groups",
         "/api/v1/groups/{group}",
         "/api/v1/groups/{group}/members/{client_id}/drain",
+        "/api/v1/groups/{group}/members/{client_id}/undrain",
         "/api/v1/events",
         "/api/v1/openapi.json",
     ];
@@ -191,6 +192,11 @@ fn the_description_matches_what_is_answered() {
                 "put" if replicas => (server.put(&path, &json!({"address": "sky-2:9991"})), 409),
                 "put" => (server.put(&path, &json!({"settle_ms": 30})), 200),
                 "delete" if replicas => (server.call("DELETE", &path, json, ""), 409),
+                "delete" => {
+                    // One without members, which is not needed any more.
+                    server.put("/api/v1/groups/spare", &json!({}));
+                    (server.call("DELETE", "/api/v1/groups/spare", json, ""), 200)
+                }
                 other => panic!("{other} {path} is not checked"),
             };
             assert_eq!(answer.status, status, "{method} {path}");
@@ -213,7 +219,7 @@ fn the_description_matches_what_is_answered() {
             }
         }
     }
-    assert_eq!(checked, 11);
+    assert_eq!(checked, 13);
     let error = &api["paths"]["/api/v1/groups/{group}"]["get"]["responses"]["404"];
     let schema = &error["content"]["application/json"]["schema"];
     check(

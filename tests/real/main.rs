@@ -8,6 +8,7 @@ mod leases;
 mod logins;
 mod members;
 mod misbehaviour;
+mod operators;
 mod replicas;
 mod restarts;
 mod servers;

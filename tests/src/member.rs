@@ -217,6 +217,21 @@ impl Member {
         Options::new(server, group, id).start()
     }
 
+    /// How many lines of its log contain `text`.
+    pub fn count_logged(&self, text: &str) -> usize {
+        let log = self.log.to_string();
+        log.lines().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits until so many lines of its log contain `text`.
+    pub async fn until_logged(&self, text: &str, count: usize) {
+        let deadline = env::now() + PATIENCE;
+        while self.count_logged(text) < count {
+            assert!(env::now() < deadline, "not {count} times {text:?}; {self}");
+            env::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Its client id.
     pub fn id(&self) -> &str {
         &self.id

@@ -77,6 +77,24 @@ impl Server {
         self.folder = TempDir::new().expect("a temporary folder can be made");
     }
 
+    /// A copy of its disk, while it does not run.
+    pub fn copy_disk(&self) -> TempDir {
+        assert!(self.process.is_none(), "the server runs");
+        let copy = TempDir::new().expect("a temporary folder can be made");
+        for file in std::fs::read_dir(self.folder.path()).expect("its folder can be read") {
+            let file = file.expect("its folder can be read");
+            std::fs::copy(file.path(), copy.path().join(file.file_name()))
+                .expect("a file can be copied");
+        }
+        copy
+    }
+
+    /// Gives it another disk, while it does not run.
+    pub fn put_disk(&mut self, disk: TempDir) {
+        assert!(self.process.is_none(), "the server runs");
+        self.folder = disk;
+    }
+
     /// Gives it the disk of another server, while both do not run, and that one its own.
     pub fn swap_disks(&mut self, other: &mut Self) {
         assert!(
@@ -205,6 +223,23 @@ impl Server {
     /// Whether a line of its log contains `text`.
     pub fn logged(&self, text: &str) -> bool {
         self.log.contains(text)
+    }
+
+    /// How many lines of its log contain `text`.
+    pub fn count_logged(&self, text: &str) -> usize {
+        self.log()
+            .lines()
+            .filter(|line| line.contains(text))
+            .count()
+    }
+
+    /// Waits until a line of its log contains `text`.
+    pub async fn until_logged(&self, text: &str) {
+        let deadline = env::now() + PATIENCE;
+        while !self.logged(text) {
+            assert!(env::now() < deadline, "no {text:?} in\n{}", self.log);
+            env::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// All that it logged.

@@ -5,6 +5,7 @@
 //! [`Core::tick`] does whatever is due (`due.rs`), and [`Core::next_tick`] says when the next is due.
 
 mod due;
+mod outage;
 mod patience;
 mod report;
 mod server;
@@ -329,6 +330,7 @@ impl Core {
             return;
         };
         server.trouble = None;
+        server.outage.over(&server.address);
         let Some(session) = server.session_mut() else {
             return;
         };
@@ -444,6 +446,12 @@ impl Core {
             return;
         };
         let address = &server.address;
+        let attached = self.attachment.as_ref();
+        if attached.is_some_and(|attached| attached.server == from && attached.welcomed) {
+            let code = refusal.code;
+            warn!(server = address, %code, "what was asked for is not done, and all stays as it was: {}", refusal.text);
+            return;
+        }
         warn!(server = address, code = %refusal.code, "the server asks to wait {delay:?}: {}", refusal.text);
         let Some(session) = server.session_mut() else {
             return;
@@ -549,17 +557,24 @@ impl Core {
                     Duration::ZERO
                 };
                 delay = delay.max(refusal.retry_after.map_or(healing, Millis::duration));
-                warn!(server = address, code = %refusal.code, "refused: {}", refusal.text);
+                let text = format!(
+                    "it refuses this client ({}): {}",
+                    refusal.code, refusal.text
+                );
+                server.outage.refused(address, &text);
                 self.refusal = Some((from, refusal.clone()));
             }
             End::Unfit(reason) => {
                 delay = delay.max(REFUSED_DELAY);
-                warn!(server = address, "no login: {reason}");
+                let text = format!("no login: {reason}");
+                server.outage.refused(address, &text);
             }
-            End::Failed(reason) if lived.is_some() => {
-                info!(server = address, "connection lost: {reason}");
+            End::Failed(reason) => {
+                if lived.is_some() {
+                    info!(server = address, "connection lost: {reason}");
+                }
+                server.outage.failed(address, reason, now);
             }
-            End::Failed(reason) => debug!(server = address, "no connection: {reason}"),
         }
         server.trouble = Some(end);
         let retry_at = now + delay;

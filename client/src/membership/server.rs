@@ -7,6 +7,7 @@ use std::time::Duration;
 use skyschedule_common::env::Instant;
 use skyschedule_common::protocol::messages::Serving;
 
+use super::outage::Outage;
 use super::{End, FIRST_DELAY};
 
 /// A server, listed or learned from a hint.
@@ -25,6 +26,8 @@ pub(super) struct Server {
     pub(super) last_dial: Option<Instant>,
     /// How the last attempt or connection ended, until one succeeds.
     pub(super) trouble: Option<End>,
+    /// What the log told of its trouble.
+    pub(super) outage: Outage,
 }
 
 #[derive(Debug)]
@@ -56,6 +59,7 @@ impl Server {
             backoff: FIRST_DELAY,
             last_dial: None,
             trouble: None,
+            outage: Outage::default(),
         }
     }
 

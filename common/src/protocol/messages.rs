@@ -158,7 +158,8 @@ pub enum ServerMessage {
         /// Of the ping.
         seq: u64,
     },
-    /// Not yet: attach again after a while.
+    /// Not yet: attach again after a while. To a member that is served: what it asked for last is not done, and all stays
+    /// as it was.
     Wait(Refusal),
     /// This server cannot serve now.
     NotLeader {

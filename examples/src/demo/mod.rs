@@ -47,6 +47,7 @@ use replicas::Replicas;
 use screen::Screen;
 use signals::Signals;
 use skyschedule_common::env;
+use skyschedule_server::stderr::{Format, Stderr};
 use summary::Summary;
 use table::{Table, ids};
 use tokio::sync::mpsc;
@@ -57,6 +58,9 @@ pub use options::Cli;
 const GROUP: &str = "1000";
 const USER: &str = "moon";
 const PASSWORD: &str = "walker";
+
+/// Of what goes to stderr.
+const FORMAT: Format = Format::Text { colours: false };
 
 /// Exit code of a demo that was stopped by a signal.
 const STOPPED: u8 = 130;
@@ -77,23 +81,24 @@ enum Failure {
 /// Shows the demo, or is one of its consumers. Exit code 0 only if every task was executed, and none of them twice but
 /// those that a killed consumer had no time to mark.
 pub async fn run(cli: Cli) -> ExitCode {
+    // Nobody may read it: the demo goes on.
+    let stderr = Stderr::start(FORMAT);
     let shown = match cli.role {
-        Some(Role::Worker(options)) => return worker::run(options).await,
-        Some(Role::Replica(options)) => return replica::run(options).await,
-        None => show(cli.options).await,
+        Some(Role::Worker(options)) => return worker::run(options, &stderr).await,
+        Some(Role::Replica(options)) => return replica::run(options, &stderr).await,
+        None => show(cli.options, &stderr).await,
     };
     shown.unwrap_or_else(|failure| {
-        // Nobody may read stderr.
-        let _ = writeln!(io::stderr(), "The demo cannot be shown: {failure}");
+        stderr.say(&format!("The demo cannot be shown: {failure}"));
         ExitCode::FAILURE
     })
 }
 
-async fn show(options: Options) -> Result<ExitCode, Failure> {
+async fn show(options: Options, stderr: &Stderr) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
     let json = options.json || !io::stdout().is_terminal();
     let screen = if json || console::is_dumb() {
-        Screen::Lines
+        Screen::Lines(stderr.lines())
     } else {
         Screen::bars(options.tasks.into(), options.clients.into())
     };
@@ -138,7 +143,8 @@ async fn show(options: Options) -> Result<ExitCode, Failure> {
     let audit = Audit::of(&statuses, &ledger, expected);
     table.close().await;
     drop(folder);
-    tell_end(&Summary::new(tasks, pace.batch, name, audit, story), json)
+    let summary = Summary::new(tasks, pace.batch, name, audit, story);
+    tell_end(&summary, json, stderr)
 }
 
 fn introduce(screen: &Screen, options: &Options) {
@@ -167,13 +173,12 @@ fn counted(count: u64, what: &str) -> String {
     format!("{} {what}{plural}", HumanCount(count))
 }
 
-fn tell_end(summary: &Summary, json: bool) -> Result<ExitCode, Failure> {
+fn tell_end(summary: &Summary, json: bool, stderr: &Stderr) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     if json {
         writeln!(out, "{}", serde_json::to_string_pretty(summary)?)?;
         for trouble in &summary.trouble {
-            // Nobody may read stderr.
-            let _ = writeln!(io::stderr(), "{trouble}");
+            stderr.say(trouble);
         }
     } else {
         write!(out, "{}", summary.text())?;

@@ -5,20 +5,18 @@ use std::io::{self, BufRead as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use skyschedule_server::stderr::Stderr;
 use tokio::sync::oneshot;
-use tracing_subscriber::EnvFilter;
 
 use super::folder::remove_orphaned;
+use super::FORMAT;
 use super::report::{Report, STOP};
 
 /// Logs go to stderr: the parent shows the last lines of a child that fails.
-pub(super) fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(io::stderr)
-        .init();
+pub(super) fn log(stderr: &Stderr) {
+    if let Err(error) = stderr.log(FORMAT, "", "warn") {
+        stderr.say(&error.to_string());
+    }
 }
 
 /// Tells the parent.
@@ -51,12 +49,11 @@ pub(super) fn obey_parent(folder: PathBuf) -> oneshot::Receiver<()> {
 }
 
 /// How a child ends.
-pub(super) fn exit_code(ended: Result<(), impl Display>) -> ExitCode {
+pub(super) fn exit_code(ended: Result<(), impl Display>, stderr: &Stderr) -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may read stderr.
-            let _ = writeln!(io::stderr(), "{error}");
+            stderr.say(&error.to_string());
             ExitCode::FAILURE
         }
     }

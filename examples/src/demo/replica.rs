@@ -13,6 +13,7 @@ use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_server::config::{Config, User};
 use skyschedule_server::coordinator::{AskError, ConfigureError, Handle};
 use skyschedule_server::state::Settings;
+use skyschedule_server::stderr::Stderr;
 use skyschedule_server::view::{MemberState, ServerEvent};
 use skyschedule_server::{RunError, Server, StartError};
 use tokio::sync::broadcast::error::RecvError;
@@ -52,8 +53,8 @@ enum Failure {
 /// What a new leader does first.
 type Leading = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-pub(super) async fn run(options: ReplicaOptions) -> ExitCode {
-    pipe::log();
+pub(super) async fn run(options: ReplicaOptions, stderr: &Stderr) -> ExitCode {
+    pipe::log(stderr);
     let stop = pipe::obey_parent(options.folder.clone());
     let served = async {
         let server = start(&options).await?;
@@ -65,7 +66,7 @@ pub(super) async fn run(options: ReplicaOptions) -> ExitCode {
         _ = stop => Ok(()),
         ended = served => ended,
     };
-    pipe::exit_code(ended)
+    pipe::exit_code(ended, stderr)
 }
 
 async fn start(options: &ReplicaOptions) -> Result<Server, Failure> {

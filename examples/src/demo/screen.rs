@@ -1,10 +1,10 @@
 //! What a person sees while the demo runs: a line for each event, and below them a bar for each consumer.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use console::style;
 use indicatif::{HumanCount, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use skyschedule_server::stderr::Lines;
 
 use super::client::{Client, State};
 
@@ -22,7 +22,7 @@ pub(super) enum Screen {
     /// Bars and coloured lines.
     Terminal(Box<Bars>),
     /// Lines on stderr: stdout belongs to the JSON.
-    Lines,
+    Lines(Lines),
 }
 
 pub(super) struct Bars {
@@ -81,8 +81,7 @@ impl Screen {
                     bars.say(&format!("            {}", style(why).dim()));
                 }
             }
-            // Nobody may read stderr.
-            Self::Lines => drop(writeln!(std::io::stderr(), "{time}  {text}")),
+            Self::Lines(lines) => lines.say(&format!("{time}  {text}")),
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use skyschedule_client::sql::{self, Task, consumer};
 use skyschedule_client::{Client, ConnectError, NoGoodbye};
 use skyschedule_common::env;
+use skyschedule_server::stderr::Stderr;
 use tokio::sync::oneshot;
 
 use super::folder::database;
@@ -36,10 +37,10 @@ enum Failure {
     Goodbye(#[from] NoGoodbye),
 }
 
-pub(super) async fn run(options: WorkerOptions) -> ExitCode {
-    pipe::log();
+pub(super) async fn run(options: WorkerOptions, stderr: &Stderr) -> ExitCode {
+    pipe::log(stderr);
     let stop = pipe::obey_parent(options.folder.clone());
-    pipe::exit_code(work(options, stop).await)
+    pipe::exit_code(work(options, stop).await, stderr)
 }
 
 async fn work(options: WorkerOptions, stop: oneshot::Receiver<()>) -> Result<(), Failure> {

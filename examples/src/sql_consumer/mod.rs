@@ -9,7 +9,7 @@ mod ledger;
 mod options;
 mod table;
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use skyschedule_client::sql::{
 };
 use skyschedule_client::{Client, ConnectError};
 use skyschedule_common::env;
+use skyschedule_server::stderr::{Format, Stderr};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use held::Held;
 use ledger::{Ledger, LedgerError};
@@ -58,17 +58,18 @@ enum Failure {
 
 /// Runs the command to its end.
 pub async fn run(options: Options) -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        .init();
+    let format = Format::Text {
+        colours: io::stderr().is_terminal(),
+    };
+    // A consumer does not wait for whoever reads its log.
+    let stderr = Stderr::start(format);
+    if let Err(error) = stderr.log(format, "", "info") {
+        stderr.say(&error.to_string());
+    }
     match work(options).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may read stderr.
-            let _ = writeln!(io::stderr(), "{error}");
+            stderr.say(&error.to_string());
             ExitCode::FAILURE
         }
     }

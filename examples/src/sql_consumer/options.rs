@@ -12,7 +12,7 @@ use skyschedule_client::sql::{Table, Transactions};
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Options {
-    /// The servers, as host:port.
+    /// The servers, as host:port, separated by commas. One that answers is enough.
     #[arg(
         long,
         env = "SKY_SERVERS",

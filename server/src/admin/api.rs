@@ -16,7 +16,9 @@ use super::error::{ApiError, ErrorBody};
 use super::events::{self, Missed};
 use super::shapes::{GroupBody, GroupList, MemberBody, SettingsBody};
 use super::{Server, Shared, probes};
+use crate::coordinator::DeleteError;
 use crate::state::Settings;
+use crate::view::MemberView;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -36,8 +38,9 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Shared>> {
         .routes(routes!(probes::metrics))
         .merge(super::cluster::routes())
         .routes(routes!(list_groups))
-        .routes(routes!(get_group, put_group))
+        .routes(routes!(get_group, put_group, delete_group))
         .routes(routes!(drain_member))
+        .routes(routes!(undrain_member))
         .routes(routes!(events::events))
         .routes(routes!(openapi))
 }
@@ -100,8 +103,33 @@ async fn put_group(
     Ok(Json(shared.handle.configure(name, settings).await?.into()))
 }
 
-/// Lets a member's share move away while it stays connected. It drains until its client takes that back, or logs in as
-/// a new process; its numbers, and for how long their release has been waited for, show how far it is.
+/// Deletes a group that has no members. The settings are gone; epochs go on where they were if a group of this name is
+/// made again, as the login of a client that still runs does, and what was available stays so.
+#[utoipa::path(delete, path = "/api/v1/groups/{group}", tag = "groups",
+    params(("group" = String, Path, description = "Name of the group")),
+    responses(
+        (status = 200, body = GroupBody, description = "As it was"),
+        (status = 400, body = ErrorBody, description = "This is no name of a group"),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "It has members"),
+        (status = 415, body = ErrorBody, description = "Calls that change something must say that they are JSON, also without a body"),
+        (status = 503, body = ErrorBody),
+    ))]
+async fn delete_group(
+    State(shared): Server,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<Json<GroupBody>, ApiError> {
+    let name = group_name(path)?;
+    let Some(group) = shared.handle.group(name.clone()).await? else {
+        return Err(DeleteError::Unknown(name).into());
+    };
+    tracing::info!(group = %name, "asked through the admin interface to delete a group");
+    shared.handle.delete(name).await?;
+    Ok(Json(group.into()))
+}
+
+/// Lets a member's share move away while it stays connected. It drains until that is taken back, here or by its
+/// client, or its client logs in as a new process; its numbers, and for how long their release has been waited for, show how far it is.
 #[utoipa::path(post, path = "/api/v1/groups/{group}/members/{client_id}/drain", tag = "groups",
     params(
         ("group" = String, Path, description = "Name of the group"),
@@ -118,16 +146,34 @@ async fn drain_member(
     State(shared): Server,
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<MemberBody>, ApiError> {
-    let Path((group, client)) = path.map_err(|error| ApiError::Invalid(error.body_text()))?;
-    let group = GroupName::new(group).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    let client = ClientId::new(client).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    tracing::info!(%group, %client, "a member is drained through the admin interface");
-    match shared.handle.drain(group.clone(), client.clone()).await? {
-        Some(member) => Ok(Json(member.into())),
-        None => Err(ApiError::NotFound(format!(
-            "group {group} has no member {client}"
-        ))),
-    }
+    let (group, client) = member_name(path)?;
+    tracing::info!(%group, %client, "asked through the admin interface to drain a member");
+    let drained = shared.handle.drain(group.clone(), client.clone()).await?;
+    member_body(drained, &group, &client)
+}
+
+/// Takes back that a member's share moves away: the numbering that follows gives it one. One that does not drain is left
+/// as it is; one whose client itself asked for it drains again when that client connects anew.
+#[utoipa::path(post, path = "/api/v1/groups/{group}/members/{client_id}/undrain", tag = "groups",
+    params(
+        ("group" = String, Path, description = "Name of the group"),
+        ("client_id" = String, Path, description = "The client"),
+    ),
+    responses(
+        (status = 200, body = MemberBody, description = "It does not drain"),
+        (status = 400, body = ErrorBody, description = "This is no name of a group or of a client"),
+        (status = 404, body = ErrorBody),
+        (status = 415, body = ErrorBody, description = "Calls that change something must say that they are JSON, also without a body"),
+        (status = 503, body = ErrorBody),
+    ))]
+async fn undrain_member(
+    State(shared): Server,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Json<MemberBody>, ApiError> {
+    let (group, client) = member_name(path)?;
+    tracing::info!(%group, %client, "asked through the admin interface to take the drain of a member back");
+    let shown = shared.handle.undrain(group.clone(), client.clone()).await?;
+    member_body(shown, &group, &client)
 }
 
 /// This description.
@@ -139,6 +185,24 @@ async fn openapi(State(shared): Server) -> impl IntoResponse {
         [(header::CONTENT_TYPE, "application/json")],
         shared.openapi.clone(),
     )
+}
+
+fn member_name(
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<(GroupName, ClientId), ApiError> {
+    let Path((group, client)) = path.map_err(|error| ApiError::Invalid(error.body_text()))?;
+    let group = GroupName::new(group).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    let client = ClientId::new(client).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    Ok((group, client))
+}
+
+fn member_body(
+    shown: Option<MemberView>,
+    group: &GroupName,
+    client: &ClientId,
+) -> Result<Json<MemberBody>, ApiError> {
+    let none = || ApiError::NotFound(format!("group {group} has no member {client}"));
+    shown.map(|member| Json(member.into())).ok_or_else(none)
 }
 
 fn group_name(path: Result<Path<String>, PathRejection>) -> Result<GroupName, ApiError> {

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordinator::{AskError, ConfigureError};
+use crate::coordinator::{AskError, ConfigureError, DeleteError};
 use crate::state::SettingsError;
 
 /// Why a call is not done.
@@ -102,6 +102,17 @@ impl IntoResponse for ApiError {
 impl From<AskError> for ApiError {
     fn from(error: AskError) -> Self {
         Self::Unavailable(error.to_string())
+    }
+}
+
+impl From<DeleteError> for ApiError {
+    fn from(error: DeleteError) -> Self {
+        let text = error.to_string();
+        match error {
+            DeleteError::Unknown(_) => Self::NotFound(text),
+            DeleteError::Members { .. } => Self::Conflict(text),
+            DeleteError::Ask(_) => Self::Unavailable(text),
+        }
     }
 }
 

@@ -35,6 +35,9 @@ pub(super) struct GroupBody {
     degraded: bool,
     /// There is no leader, or it does not answer: this is what the replica knows that was asked.
     stale: bool,
+    /// What must be put right, for people: rows that no member is to have, although there are members; null: nothing.
+    #[schema(required)]
+    problem: Option<String>,
     /// What operators set.
     settings: SettingsBody,
     /// The members, oldest first.
@@ -135,6 +138,7 @@ impl From<GroupView> for GroupBody {
             consistency: group.consistency.into(),
             degraded: group.degraded,
             stale: group.stale,
+            problem: group.unowned.map(|unowned| unowned.to_string()),
             settings: (&group.settings).into(),
             members: group.members.into_iter().map(MemberBody::from).collect(),
         }

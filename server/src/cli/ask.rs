@@ -42,19 +42,19 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
                 show::cluster(&cluster)
             }
         }
-        "drain" => {
+        "drain" | "undrain" => {
             let client = matches.get_one::<ClientId>("client");
             let client = client.map(ClientId::as_str).unwrap_or_default();
             let path = format!(
-                "api/v1/groups/{}/members/{}/drain",
+                "api/v1/groups/{}/members/{}/{name}",
                 group(matches),
                 segment(client)
             );
             let member = server.post(&path)?;
-            if json {
-                pretty(&member)
-            } else {
-                show::drained(group(matches), &member)
+            match (json, name) {
+                (true, _) => pretty(&member),
+                (false, "drain") => show::drained(group(matches), &member),
+                (false, _) => show::undrained(group(matches), &member),
             }
         }
         _ => {
@@ -71,6 +71,18 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Runs `skyschedule groups delete`.
+pub(super) fn delete_group(matches: &ArgMatches) -> Result<(), Failure> {
+    let server = Server::of(matches)?;
+    let name = group(matches);
+    let deleted = server.must(Method::Delete, &format!("api/v1/groups/{name}"), None)?;
+    print(&match matches.get_flag("json") {
+        true => pretty(&deleted),
+        false => format!("group {name} is deleted\n"),
+    });
+    Ok(())
+}
+
 /// The group that the command is about.
 fn group(matches: &ArgMatches) -> &str {
     matches
@@ -83,15 +95,19 @@ fn group(matches: &ArgMatches) -> &str {
 fn status(server: &Server, json: bool) -> Result<(), Failure> {
     let cluster = server.get("api/v1/cluster")?;
     let not_ready = server.call(Method::Get, "readyz", None)?.err();
+    // A server that is not ready may not know its groups either.
+    let groups = server.call(Method::Get, "api/v1/groups", None)?;
+    let problems = show::problems(&groups.unwrap_or_default());
     if json {
         let status = serde_json::json!({
             "cluster": cluster,
             "ready": not_ready.is_none(),
             "reason": not_ready,
+            "problems": problems,
         });
         print(&pretty(&status));
     } else {
-        print(&show::status(&cluster, not_ready.as_deref()));
+        print(&show::status(&cluster, not_ready.as_deref(), &problems));
     }
     match not_ready {
         None => Ok(()),
@@ -255,7 +271,7 @@ mod tests {
     #[test]
     fn a_client_id_means_nothing_within_a_path() {
         assert_eq!(segment("pod-1"), "pod%2D1");
-        for id in ["y/drain?", "a%2fb", "..", "\"<`#"] {
+        for id in ["y/drain?", "a%2fb", "...", "\"<`#"] {
             let encoded = segment(id);
             assert!(
                 encoded

@@ -21,7 +21,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_server::config::{ADMIN, ADMIN_TOKEN_FILE, KEYS, Key, Sources};
 
-/// Why a command ends with another code than 0. The text may have several lines.
+/// Why a command ends with another code than 0. The text may have several lines; an empty one was told already.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// Exit code 1.
@@ -38,25 +38,34 @@ pub(crate) fn run() -> ExitCode {
     let done = match matches.subcommand() {
         Some(("serve", matches)) => serve::serve(matches),
         Some(("cluster", matches)) if matches.subcommand().is_some() => cluster::change(matches),
+        Some(("groups", matches)) => match matches.subcommand() {
+            Some((_, delete)) => ask::delete_group(delete),
+            None => ask::ask("groups", matches),
+        },
         Some((name, matches)) => ask::ask(name, matches),
         None => Ok(()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Nobody may be listening.
-            let _ = writeln!(std::io::stderr(), "{failure}");
-            match failure {
-                Failure::Failed(_) => ExitCode::from(1),
-                Failure::Usage(_) => ExitCode::from(2),
+            let (text, code) = match failure {
+                Failure::Failed(text) => (text, 1),
+                Failure::Usage(text) => (text, 2),
+            };
+            if !text.is_empty() {
+                // Nobody may be listening.
+                let _ = writeln!(std::io::stderr(), "{text}");
             }
+            ExitCode::from(code)
         }
     }
 }
 
 /// What does not fit into the line of a flag.
 const SERVE_HELP: &str = "\
-A flag wins over the environment, that over the file, that over the default.
+A flag wins over the environment, that over the file, that over the default. More users, each with the groups that it
+may use, are entries [[users]] of the file: name, password_file, groups.
+Logs go to stderr; RUST_LOG says of what (info by default). Exit code 0: asked to stop; 1: failed; 2: bad settings.
 
 Three replicas survive the loss of one, five that of two. On each host, with its own number:
   skyschedule serve --replica-id 1 --peers 1=sky-1:9991,2=sky-2:9991,3=sky-3:9991 \\
@@ -86,18 +95,41 @@ fn command() -> Command {
         .after_help(SERVE_HELP);
     let group = Arg::new("group")
         .value_name("GROUP")
+        .help("Name of the group")
         .required(true)
         .value_parser(clap::value_parser!(GroupName));
     let client = Arg::new("client")
         .value_name("CLIENT")
+        .help("The client's id, as skyschedule members shows it")
         .required(true)
         .value_parser(clap::value_parser!(ClientId));
-    let members = asking("members", "Shows the members of a group").arg(&group);
+    let members = asking(
+        "members",
+        "Shows the members of a group: what each holds, and who has still to release rows",
+    )
+    .arg(&group);
     let drain = asking(
         "drain",
         "Lets a member's share move away while it stays connected",
     )
-    .args([group, client]);
+    .args([&group, &client])
+    .after_help("It ends by undrain, by Client::drain(false) in the client, or when the client's process is started anew.");
+    let undrain = asking(
+        "undrain",
+        "Takes a drain back: the member gets its part of the rows again",
+    )
+    .args([&group, &client]);
+    let delete = Command::new("delete")
+        .about("Deletes a group that has no members, with its settings")
+        .arg(&group)
+        .after_help(
+            "Only when its clients run no more: one that still does makes the group anew, with the settings that groups \
+             have at first. Epochs go on where they were.",
+        );
+    let groups = asking("groups", "Shows all groups; or deletes one")
+        // Before and after the name of the command.
+        .mut_args(|arg| arg.global(true))
+        .subcommand(delete);
     Command::new("skyschedule")
         .about("Numbers the clients of each group: WHERE id % total = num")
         .version(env!("CARGO_PKG_VERSION"))
@@ -106,12 +138,13 @@ fn command() -> Command {
         .subcommand(serve)
         .subcommand(asking(
             "status",
-            "Shows the replicas and whether they serve",
+            "Shows the replicas, whether the one that is asked serves (else the exit code is 1), and what is wrong with groups",
         ))
         .subcommand(cluster::command())
-        .subcommand(asking("groups", "Shows all groups"))
+        .subcommand(groups)
         .subcommand(members)
         .subcommand(drain)
+        .subcommand(undrain)
 }
 
 /// A command that asks a running server.

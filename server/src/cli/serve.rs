@@ -23,14 +23,21 @@ pub(super) fn serve(matches: &ArgMatches) -> Result<(), Failure> {
         print(&loaded.print());
         return Ok(());
     }
-    let _logs = logs::start(loaded.config.log_format)?;
+    let stderr = logs::start(loaded.config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start threads: {error}")))?;
     let done = runtime.block_on(run(loaded.config));
     runtime.shutdown_timeout(LEFTOVERS);
-    done
+    // In the way of the log, which waits for no reader: a server that has failed must end.
+    done.map_err(|failure| {
+        stderr.say(&failure.to_string());
+        match failure {
+            Failure::Failed(_) => Failure::Failed(String::new()),
+            Failure::Usage(_) => Failure::Usage(String::new()),
+        }
+    })
 }
 
 /// Each connection is an open file, and the limit that shells set is for programs with few. What the

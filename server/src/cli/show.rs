@@ -3,8 +3,24 @@
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-/// The replicas, and whether the one that was asked serves.
-pub(super) fn status(cluster: &Value, not_ready: Option<&str>) -> String {
+/// What must be put right in each group where something must.
+pub(super) fn problems(groups: &Value) -> Vec<String> {
+    list(&groups["groups"]).iter().filter_map(problem).collect()
+}
+
+fn problem(group: &Value) -> Option<String> {
+    let problem = &group["problem"];
+    let line = || format!("group {}: {}", text(&group["name"]), text(problem));
+    problem.is_string().then(line)
+}
+
+/// Each on a line of its own.
+fn lines(problems: &[String]) -> String {
+    problems.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// The replicas, whether the one that was asked serves, and what must be put right.
+pub(super) fn status(cluster: &Value, not_ready: Option<&str>, problems: &[String]) -> String {
     let table = replicas(cluster);
     let ready = match not_ready {
         Some(reason) => format!("not ready: {reason}"),
@@ -14,9 +30,10 @@ pub(super) fn status(cluster: &Value, not_ready: Option<&str>) -> String {
         None => "ready".to_owned(),
     };
     format!(
-        "replica {}, term {}: {ready}\n{table}\n",
+        "replica {}, term {}: {ready}\n{table}\n{}",
         text(&cluster["replica_id"]),
         text(&cluster["term"]),
+        lines(problems),
     )
 }
 
@@ -70,7 +87,7 @@ pub(super) fn groups(answer: &Value) -> String {
             list(&group["members"]).len().to_string(),
         ]);
     }
-    format!("{table}\n")
+    format!("{table}\n{}", lines(&problems(answer)))
 }
 
 /// The members of a group.
@@ -98,12 +115,13 @@ pub(super) fn members(group: &Value) -> String {
         ]);
     }
     format!(
-        "group {}: total {}, epoch {}, {}, {}\n{table}\n",
+        "group {}: total {}, epoch {}, {}, {}\n{table}\n{}",
         text(&group["name"]),
         text(&group["total"]),
         text(&group["epoch"]),
         text(&group["numbering"]),
         text(&group["consistency"]),
+        lines(problem(group).as_slice()),
     )
 }
 
@@ -116,6 +134,14 @@ pub(super) fn drained(group: &str, member: &Value) -> String {
             "{client} drains and holds {numbers} until these are released: skyschedule members {group}\n"
         ),
     }
+}
+
+/// A member that does not drain any more.
+pub(super) fn undrained(group: &str, member: &Value) -> String {
+    format!(
+        "{} drains no more, and gets its part of the rows: skyschedule members {group}\n",
+        text(&member["client_id"])
+    )
 }
 
 fn table(header: &[&str]) -> Table {

@@ -24,8 +24,10 @@
 //! | `change` | replicas are added and removed |
 //! | `transfer` | another replica leads in place of this one |
 //! | `wire`, `network`, `serve` | what replicas ask each other |
+//! | `acknowledged` | notices a replica that has forgotten what it confirmed |
 //! | `error` | what can go wrong, and what to do about it |
 
+mod acknowledged;
 mod change;
 mod error;
 mod folder;

@@ -13,7 +13,8 @@ use openraft::raft::{
 };
 use skyschedule_common::protocol::codec;
 
-use super::identity::ClusterId;
+use super::acknowledged::{Acknowledged, Sent};
+use super::identity::{ClusterId, Standing};
 use super::raft::{Place, Snapshot, TypeConfig, Vote};
 use super::serve::Membership;
 use super::store::MAX_SNAPSHOT;
@@ -36,6 +37,7 @@ pub(super) struct Network {
     pub(super) membership: Membership,
     /// How long an answer about votes and entries may take.
     pub(super) limit: Duration,
+    pub(super) acknowledged: Acknowledged,
 }
 
 /// No answer, or a wrong one.
@@ -100,6 +102,24 @@ impl Client {
         let limit = self.network.limit;
         self.network.call(self.target, request, limit).await
     }
+
+    /// The replica does not know an entry any more that it had acknowledged. One that lost its whole disk knows that it did,
+    /// and does no harm.
+    async fn has_forgotten(&self, entry: u64) -> Result<(), CallError> {
+        let Reply::Status(status) = self.call(Request::Status).await? else {
+            return Err(CallError::Mismatch);
+        };
+        if status.standing == Standing::Full {
+            tracing::error!(
+                replica = self.target,
+                entry,
+                "another replica has forgotten what it had confirmed: its data folder was replaced by an older copy, or its \
+                 disk lost writes. It has also forgotten for whom it voted, so that decisions may be lost. Stop it, empty its \
+                 data folder, and start it while all others are there: they fill it"
+            );
+        }
+        Ok(())
+    }
 }
 
 impl RaftNetworkV2<TypeConfig> for Client {
@@ -110,10 +130,17 @@ impl RaftNetworkV2<TypeConfig> for Client {
         request: AppendEntriesRequest<TypeConfig>,
         _: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        match self.call(Request::Append(request)).await? {
-            Reply::Append(answer) => Ok(answer),
-            _ => Err(CallError::Mismatch.into()),
+        let sent = Sent::of(&request);
+        let Reply::Append(answer) = self.call(Request::Append(request)).await? else {
+            return Err(CallError::Mismatch.into());
+        };
+        let acknowledged = &self.network.acknowledged;
+        if let Some(entry) = acknowledged.take(self.target, sent, &answer) {
+            let looked = self.has_forgotten(entry).await;
+            // Without an answer it is asked again, about the same entries.
+            looked.inspect_err(|_| acknowledged.note(self.target, Some(entry)))?;
         }
+        Ok(answer)
     }
 
     async fn vote(
@@ -146,6 +173,7 @@ impl RaftNetworkV2<TypeConfig> for Client {
         _: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
         let limit = snapshot_limit(snapshot.snapshot.len());
+        let covered = snapshot.meta.last_log_id.map(|last| last.index);
         let request = Request::Snapshot {
             vote,
             meta: snapshot.meta,
@@ -157,7 +185,12 @@ impl RaftNetworkV2<TypeConfig> for Client {
             reply = self.network.call(self.target, request, limit) => reply,
         };
         match reply.map_err(RPCError::from)? {
-            Reply::Snapshot(answer) => Ok(answer),
+            Reply::Snapshot(answer) => {
+                if answer.vote == vote {
+                    self.network.acknowledged.note(self.target, covered);
+                }
+                Ok(answer)
+            }
             _ => Err(RPCError::from(CallError::Mismatch).into()),
         }
     }

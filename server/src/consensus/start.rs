@@ -9,6 +9,7 @@ use openraft::async_runtime::WatchReceiver as _;
 use skyschedule_common::env;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::acknowledged::Acknowledged;
 use super::change::Changes;
 use super::error::ConsensusError;
 use super::formation::{Formation, Servers, Statuses};
@@ -163,6 +164,7 @@ async fn assemble(
         peers: peers.clone(),
         membership: membership.clone(),
         limit: timing.election_max,
+        acknowledged: Acknowledged::default(),
     };
     let config = Arc::new(config(&timing).validate().map_err(|error| fatal(&error))?);
     let raft = Raft::new(u64::from(id), config, network.clone(), log.clone(), machine)

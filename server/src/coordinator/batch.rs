@@ -32,6 +32,7 @@ pub(super) struct GroupBatch {
     pub(super) join: Vec<Joining>,
     pub(super) reissue: Vec<(u64, Epoch)>,
     pub(super) start: bool,
+    pub(super) delete: bool,
 }
 
 impl Batch {
@@ -119,6 +120,7 @@ impl GroupBatch {
         );
         some(!self.reissue.is_empty(), Change::Reissue(self.reissue));
         some(self.start, Change::Start);
+        some(self.delete, Change::Delete);
         changes
     }
 }

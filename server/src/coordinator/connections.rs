@@ -83,10 +83,9 @@ impl Coordinator {
 
     fn consistency_mismatch(&self, login: &Login) -> Option<Refusal> {
         let wanted = login.consistency?;
-        let is = self.consensus.read(|state| {
-            let group = state.group(&login.group)?;
-            (group.next_membership() > 1).then_some(group.settings().consistency)
-        })?;
+        let is = self
+            .consensus
+            .read(|state| state.group(&login.group)?.promise())?;
         let text = format!(
             "group {} is {is:?}, and the client relies on {wanted:?}; change the client, or use another group",
             login.group
@@ -415,7 +414,7 @@ impl Coordinator {
         now: Instant,
     ) -> Option<Duration> {
         let (consistency, lease, is_empty) = self.consensus.read(|state| {
-            let known = state.group(group);
+            let known = state.group(group).filter(|group| group.exists());
             known.map_or((wanted, Settings::default().base_lease(), true), |group| {
                 let consistency = Some(group.settings().consistency);
                 (consistency, group.lease(), group.members().is_empty())

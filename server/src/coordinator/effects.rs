@@ -9,10 +9,10 @@ use skyschedule_common::protocol::messages::{
     Code, Consistency, Millis, Numbering, Refusal, ServerMessage,
 };
 
-use super::Coordinator;
 use super::timers::Timer;
 use super::track::{GroupTrack, MemberTrack, server_lease};
-use crate::state::{Effect, Event, JoinRefusal, Parting};
+use super::{Coordinator, DeleteError};
+use crate::state::{Effect, Event, JoinRefusal, Parting, Unowned};
 use crate::view::ServerEvent;
 
 /// One second of lease for so many clients.
@@ -219,6 +219,23 @@ impl Coordinator {
             }
             Event::Updated { member } => self.updated(group, member),
             Event::Recovered => {}
+            Event::WeightRefused { member } => self.weight_refused(group, member),
+            Event::Deleted => {
+                tracing::info!(%group, "deleted");
+                self.groups.remove(group);
+                self.metrics.forget(group);
+                self.handle.publish(ServerEvent::Deleted {
+                    group: group.to_string(),
+                });
+                self.answer_deletes(group, &Ok(()));
+            }
+            Event::DeleteRefused { members } => {
+                let outcome = Err(DeleteError::Members {
+                    group: group.clone(),
+                    members,
+                });
+                self.answer_deletes(group, &outcome);
+            }
         }
     }
 
@@ -295,6 +312,34 @@ impl Coordinator {
         });
     }
 
+    /// The client learns that its wish is not granted.
+    fn weight_refused(&mut self, group: &GroupName, number: u64) {
+        let client = self.client_of(group, number);
+        let why = JoinRefusal::TotalTooLarge;
+        tracing::warn!(%group, client, %why, "a member's new weight is not taken");
+        let attached = self
+            .member_mut(group, number)
+            .and_then(|member| member.attached);
+        if let Some(id) = attached {
+            self.send(id, join_refusal(why));
+        }
+    }
+
+    /// Rows that nobody should have are told when that begins, and when it is over.
+    fn look_for_owners(&mut self, group: &GroupName, unowned: Option<Unowned>) {
+        self.metrics
+            .unowned(group, unowned.map_or(0.0, |it| it.ratio()));
+        let track = self.groups.entry(group.clone()).or_default();
+        let was = std::mem::replace(&mut track.unowned, unowned.is_some());
+        match unowned {
+            Some(unowned) if !was => {
+                tracing::warn!(%group, "rows have no owner: {unowned}");
+            }
+            None if was => tracing::info!(%group, "all rows have an owner again"),
+            _ => {}
+        }
+    }
+
     fn handover_ended(&mut self, group: &GroupName, now: Instant) {
         let shown = self.consensus.read(|state| {
             let group = state.group(group)?;
@@ -334,7 +379,7 @@ impl Coordinator {
     /// What a changed group needs next.
     pub(super) fn follow_up(&mut self, group: &GroupName, now: Instant) {
         let shown = self.consensus.read(|state| {
-            let group = state.group(group)?;
+            let group = state.group(group).filter(|group| group.exists())?;
             let settings = group.settings();
             let patience = match settings.consistency {
                 Consistency::Available => settings.drain_timeout,
@@ -352,12 +397,14 @@ impl Coordinator {
                 group.lease(),
                 lease,
                 group.members().len(),
+                group.unowned(),
             ))
         });
-        let Some((patience, wants_start, in_force, wanted, members)) = shown else {
+        let Some((patience, wants_start, in_force, wanted, members, unowned)) = shown else {
             return;
         };
         self.metrics.members(group, members);
+        self.look_for_owners(group, unowned);
         let track: &mut GroupTrack = self.groups.entry(group.clone()).or_default();
         if !track.awaiting.is_empty() {
             self.timers

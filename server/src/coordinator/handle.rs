@@ -30,7 +30,14 @@ pub(super) enum Request {
         Box<Settings>,
         oneshot::Sender<Result<GroupView, ConfigureError>>,
     ),
-    Drain(GroupName, ClientId, oneshot::Sender<Option<MemberView>>),
+    /// Whether its share shall move away.
+    Drain(
+        GroupName,
+        ClientId,
+        bool,
+        oneshot::Sender<Option<MemberView>>,
+    ),
+    Delete(GroupName, oneshot::Sender<Result<(), DeleteError>>),
     Reports(Vec<Report>, oneshot::Sender<bool>),
 }
 
@@ -54,6 +61,27 @@ pub enum ConfigureError {
     /// They are impossible.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// The coordinator does not answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
+/// A group could not be deleted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeleteError {
+    /// There is none of this name.
+    #[error("there is no group {0}")]
+    Unknown(GroupName),
+    /// Clients work in it.
+    #[error(
+        "group {group} has members ({members}) and stays; stop its clients first: skyschedule members {group} shows them"
+    )]
+    Members {
+        /// The group.
+        group: GroupName,
+        /// How many.
+        members: usize,
+    },
     /// The coordinator does not answer.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -130,8 +158,31 @@ impl Handle {
         group: GroupName,
         client: ClientId,
     ) -> Result<Option<MemberView>, AskError> {
-        self.ask(|answer| Request::Drain(group, client, answer))
+        self.ask(|answer| Request::Drain(group, client, true, answer))
             .await
+    }
+
+    /// Takes back that a member's share moves away; the numbering that follows gives it one again. The answer, once that
+    /// is decided, shows the member; `None` when there is no such member.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn undrain(
+        &self,
+        group: GroupName,
+        client: ClientId,
+    ) -> Result<Option<MemberView>, AskError> {
+        self.ask(|answer| Request::Drain(group, client, false, answer))
+            .await
+    }
+
+    /// Deletes a group without members. One that is made again under its name goes on above all epochs that this one had,
+    /// and an available one stays so.
+    ///
+    /// # Errors
+    /// When there is none, or it has members, or the coordinator does not answer.
+    pub async fn delete(&self, group: GroupName) -> Result<(), DeleteError> {
+        self.ask(|answer| Request::Delete(group, answer)).await?
     }
 
     /// What the replicas agree on, for those who ask other replicas.

@@ -7,7 +7,7 @@ use skyschedule_common::protocol::messages::{ServerMessage, Serving};
 
 use super::timers::Timer;
 use super::track::MemberTrack;
-use super::{AskError, Batch, ConfigureError, Coordinator};
+use super::{AskError, Batch, ConfigureError, Coordinator, DeleteError};
 use crate::view::ServerEvent;
 
 /// Where a client finds the leader.
@@ -102,6 +102,9 @@ impl Coordinator {
             let _ = answer.send(Err(ConfigureError::Ask(AskError::NotLeader)));
         }
         self.draining.clear();
+        for (_, answer) in self.deleting.drain(..) {
+            let _ = answer.send(Err(DeleteError::Ask(AskError::NotLeader)));
+        }
     }
 
     /// Tells all clients how this replica serves.
@@ -129,6 +132,7 @@ impl Coordinator {
         }
         // Whoever waits without an answer learns that the server stops.
         self.draining.clear();
+        self.deleting.clear();
     }
 
     /// Rule L1: this leadership's own entry is applied. Rule L3: every member gets a full lease.

@@ -45,7 +45,7 @@ use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
 use skyschedule_common::protocol::messages::Numbering;
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use handle::{AskError, ConfigureError, Handle};
+pub use handle::{AskError, ConfigureError, DeleteError, Handle};
 pub(crate) use track::server_lease;
 
 use self::batch::Batch;
@@ -124,7 +124,9 @@ pub(crate) struct Coordinator {
     /// A batch is being decided.
     deciding: Option<Instant>,
     configuring: Vec<(GroupName, ConfigureAnswer)>,
-    draining: Vec<(GroupName, u64, DrainAnswer)>,
+    /// Members, and whether they shall drain.
+    draining: Vec<(GroupName, u64, bool, DrainAnswer)>,
+    deleting: Vec<(GroupName, DeleteAnswer)>,
     heartbeats: Vec<Heartbeat>,
     /// Members whose leases are over, if a quorum still knows this leader.
     suspects: BTreeSet<(GroupName, u64)>,
@@ -135,6 +137,7 @@ pub(crate) struct Coordinator {
 
 type ConfigureAnswer = oneshot::Sender<Result<GroupView, ConfigureError>>;
 type DrainAnswer = oneshot::Sender<Option<MemberView>>;
+type DeleteAnswer = oneshot::Sender<Result<(), DeleteError>>;
 type Confirmation = Pin<Box<dyn Future<Output = Result<(), ConfirmError>> + Send>>;
 
 /// A client whose `Join` is under way.
@@ -191,6 +194,7 @@ impl Coordinator {
             deciding: None,
             configuring: Vec::new(),
             draining: Vec::new(),
+            deleting: Vec::new(),
             heartbeats: Vec::new(),
             suspects: BTreeSet::new(),
             unconfirmed: false,

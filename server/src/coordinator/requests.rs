@@ -8,8 +8,8 @@ use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_common::share::Share;
 
 use super::Coordinator;
-use super::handle::{AskError, ConfigureError, Request};
-use crate::state::{Group, Member, SettingsError, Update};
+use super::handle::{AskError, ConfigureError, DeleteError, Request};
+use crate::state::{Group, Member, SettingsError, State, Update};
 use crate::view::{ClusterView, GroupView, MemberState, MemberView, ReplicaView};
 
 impl Coordinator {
@@ -50,7 +50,7 @@ impl Coordinator {
             }
             // Without an answer, whoever asked learns that there is none here.
             Request::Drain(..) if !self.will_lead() => {}
-            Request::Drain(group, client, answer) => {
+            Request::Drain(group, client, away, answer) => {
                 let number = self
                     .consensus
                     .read(|state| Some(state.group(&group)?.member_of(&client)?.0));
@@ -61,9 +61,21 @@ impl Coordinator {
                 self.batch.group(&group).update.push(Update {
                     member,
                     weight: None,
-                    drain: Some(true),
+                    drain: Some(away),
                 });
-                self.draining.push((group, member, answer));
+                self.draining.push((group, member, away, answer));
+            }
+            Request::Delete(_, answer) if !self.will_lead() => {
+                let _ = answer.send(Err(DeleteError::Ask(AskError::NotLeader)));
+            }
+            Request::Delete(group, answer) => {
+                let exists = |state: &State| state.group(&group).is_some_and(Group::exists);
+                if self.consensus.read(exists) {
+                    self.batch.group(&group).delete = true;
+                    self.deleting.push((group, answer));
+                } else {
+                    let _ = answer.send(Err(DeleteError::Unknown(group)));
+                }
             }
         }
     }
@@ -88,19 +100,30 @@ impl Coordinator {
         }
     }
 
-    /// Answers the requests for drains that are decided: the member drains, or is gone.
+    /// Answers those who want the group deleted.
+    pub(super) fn answer_deletes(&mut self, group: &GroupName, outcome: &Result<(), DeleteError>) {
+        for (name, answer) in std::mem::take(&mut self.deleting) {
+            if &name == group {
+                let _ = answer.send(outcome.clone());
+            } else {
+                self.deleting.push((name, answer));
+            }
+        }
+    }
+
+    /// Answers the requests for drains, and for the end of drains, that are decided; or the member is gone.
     pub(super) fn answer_drains(&mut self) {
         let now = env::now();
-        for (group, number, answer) in std::mem::take(&mut self.draining) {
+        for (group, number, away, answer) in std::mem::take(&mut self.draining) {
             let shown = self.consensus.read(|state| {
                 let member = state.group(&group)?.members().get(&number)?;
                 Some(self.member_view(&group, number, member, now))
             });
             let undecided = shown
                 .as_ref()
-                .is_some_and(|shown| shown.state != MemberState::Draining);
+                .is_some_and(|shown| (shown.state == MemberState::Draining) != away);
             if undecided && !answer.is_closed() {
-                self.draining.push((group, number, answer));
+                self.draining.push((group, number, away, answer));
             } else {
                 let _ = answer.send(shown);
             }
@@ -139,7 +162,7 @@ impl Coordinator {
             return Some(view);
         }
         self.consensus.read(|state| {
-            let group = state.group(name)?;
+            let group = state.group(name).filter(|group| group.exists())?;
             let members: Vec<MemberView> = group
                 .members()
                 .iter()
@@ -156,6 +179,7 @@ impl Coordinator {
                 settings: group.settings().clone(),
                 lease_ms: group.lease().0,
                 in_handover: group.in_handover(),
+                unowned: group.unowned(),
                 members,
             })
         })

@@ -367,6 +367,7 @@ impl Crew {
             settings: self.settings.clone(),
             lease_ms: self.lease.0,
             in_handover: writing || self.changed.is_some(),
+            unowned: None,
             members: members.collect(),
         }
     }

@@ -27,6 +27,11 @@ pub(super) enum HandshakeError {
     /// The other end does not know the secret.
     #[error("it does not know this cluster's secret; give all replicas the same cluster_secret")]
     Secret,
+    /// The other end has seen this replica's proof, and goes away without its own.
+    #[error(
+        "it ended the connection when it saw this replica's proof; if it has another cluster_secret, give all replicas the same"
+    )]
+    Unproven,
     /// Something else than expected.
     #[error("it does not speak as a replica does; check its address, and its version")]
     Protocol,
@@ -66,7 +71,7 @@ pub(super) async fn dial(
         acceptor_nonce,
     };
     if !roster.key.verify(Role::Acceptor, &introduction, &proof) {
-        return Err(HandshakeError::Secret);
+        return refuse(&mut frames, HandshakeError::Secret).await;
     }
     let proof = roster.key.prove(Role::Dialer, &introduction);
     frames.send(PeerFrame::Proof { proof }).await?;
@@ -110,8 +115,14 @@ pub(super) async fn accept(
             proof,
         })
         .await?;
-    let PeerFrame::Proof { proof } = next(&mut frames).await? else {
-        return Err(HandshakeError::Protocol);
+    let proof = match next(&mut frames).await {
+        Ok(PeerFrame::Proof { proof }) => proof,
+        Ok(PeerFrame::Refused { text }) => return Err(HandshakeError::Refused(text.into_inner())),
+        Ok(_) => return Err(HandshakeError::Protocol),
+        Err(HandshakeError::Closed | HandshakeError::Codec(CodecError::Io(_))) => {
+            return Err(HandshakeError::Unproven);
+        }
+        Err(error) => return Err(error),
     };
     if !roster.key.verify(Role::Dialer, &introduction, &proof) {
         return refuse(&mut frames, HandshakeError::Secret).await;

@@ -1,5 +1,6 @@
 //! What other replicas ask.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub(super) async fn accept(peers: Weak<Inner>, mut waiting: mpsc::Receiver<Incom
             continue;
         }
         let from = incoming.stream.peer_addr().ok();
+        let says = incoming.hello.from;
         env::spawn(async move {
             let shaking = handshake::accept(incoming, &peers.roster);
             match env::timeout(HANDSHAKE_LIMIT, shaking).await {
@@ -38,12 +40,23 @@ pub(super) async fn accept(peers: Weak<Inner>, mut waiting: mpsc::Receiver<Incom
                     drop(peers);
                     serve(frames, replica, weak).await;
                 }
-                Ok(Err(error)) => {
-                    tracing::warn!(?from, %error, "turned away what says to be a replica");
-                }
-                Err(_) => tracing::info!(?from, "what says to be a replica proves nothing"),
+                Ok(Err(error)) => turned_away(&peers, from, says, &error.to_string()),
+                Err(_) => turned_away(&peers, from, says, "it proves nothing in time"),
             }
         });
+    }
+}
+
+fn turned_away(peers: &Inner, from: Option<SocketAddr>, says: u16, error: &str) {
+    let from = from.map(|from| from.ip());
+    if let Some(left_out) = from.and_then(|from| peers.strangers.tell(from, "replica")) {
+        tracing::warn!(
+            ?from,
+            says,
+            error,
+            left_out,
+            "turned away what says to be a replica"
+        );
     }
 }
 

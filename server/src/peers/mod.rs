@@ -30,6 +30,7 @@ use skyschedule_common::protocol::messages::PeerHello;
 use tokio::sync::mpsc;
 
 use self::link::Link;
+use crate::strangers::Strangers;
 
 /// Version of what replicas say to each other.
 pub(crate) const VERSION: u16 = 1;
@@ -90,6 +91,7 @@ struct Inner {
     links: RwLock<BTreeMap<u16, Link>>,
     handlers: RwLock<BTreeMap<u8, Handler>>,
     incoming: mpsc::Sender<Incoming>,
+    strangers: Strangers,
 }
 
 /// A connection of another replica, of which the first message was read.
@@ -118,6 +120,7 @@ impl Peers {
             links: RwLock::default(),
             handlers: RwLock::default(),
             incoming,
+            strangers: Strangers::default(),
         }));
         env::spawn(incoming::accept(Arc::downgrade(&peers.0), waiting));
         peers

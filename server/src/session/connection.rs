@@ -118,12 +118,16 @@ async fn turn_away(
         Failure::Closed => return,
         Failure::Protocol(what) => {
             shared.metrics.protocol_error();
-            tracing::info!(%peer, connection = connection.0, what, "closed a connection that does not follow the protocol");
+            if let Some(left_out) = shared.strangers.tell(peer.ip(), "protocol") {
+                tracing::info!(%peer, connection = connection.0, what, left_out, "closed a connection that does not follow the protocol");
+            }
             Refusal::new(Code::PROTOCOL, &what, None)
         }
         Failure::Refused { refusal, reason } => {
             shared.metrics.login(reason);
-            tracing::warn!(%peer, connection = connection.0, reason, text = refusal.text.as_str(), "refused a login");
+            if let Some(left_out) = shared.strangers.tell(peer.ip(), reason) {
+                tracing::warn!(%peer, connection = connection.0, reason, text = refusal.text.as_str(), left_out, "refused a login");
+            }
             refusal
         }
     };

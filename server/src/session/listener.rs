@@ -1,7 +1,7 @@
 //! Who may connect: accepts connections, within limits.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,9 +16,13 @@ use super::throttle::Throttle;
 use super::{ConnectionId, Frames, SessionEvent, Users, connection};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
+use crate::strangers::Strangers;
 
 /// Pause after a failed accept, which is usually a shortage of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// For lines that are about no address.
+const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Connections that the system keeps ready to be accepted.
 pub(crate) const BACKLOG: u32 = 4_096;
@@ -44,6 +48,7 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// None: this replica is alone.
     pub(super) peers: Option<Peers>,
+    pub(super) strangers: Strangers,
     open: Mutex<Open>,
 }
 
@@ -99,6 +104,7 @@ impl Listener {
             events,
             metrics,
             peers,
+            strangers: Strangers::default(),
             open: Mutex::default(),
         };
         Self {
@@ -122,7 +128,9 @@ impl Listener {
                     self.start(stream, peer, ConnectionId(next));
                 }
                 Err(error) => {
-                    tracing::error!(%error, "cannot accept connections; raise the limit of open descriptors (ulimit -n) if it is exhausted");
+                    if let Some(left_out) = self.shared.strangers.tell(NOBODY, "accept") {
+                        tracing::error!(%error, left_out, "cannot accept connections; raise the limit of open descriptors (ulimit -n) if it is exhausted");
+                    }
                     env::sleep(ACCEPT_RETRY).await;
                 }
             }
@@ -133,7 +141,9 @@ impl Listener {
         let shared = self.shared.clone();
         let Some(slot) = self.take_slot(peer.ip()) else {
             shared.metrics.connection_refused("too_many");
-            tracing::warn!(%peer, "too many connections; raise max_connections or max_connections_per_address if they are honest");
+            if let Some(left_out) = shared.strangers.tell(peer.ip(), "too many") {
+                tracing::warn!(%peer, left_out, "too many connections; raise max_connections or max_connections_per_address if they are honest");
+            }
             env::spawn(async move {
                 let mut frames = Frames::with_capacity(stream, FrameCodec::new(), 64);
                 let text = "this server has as many connections as it may; try another, or later";

@@ -91,6 +91,8 @@ pub enum Change {
     Start,
     /// Members know of later epochs than were told: they are told again, above them.
     Reissue(Vec<(u64, Epoch)>),
+    /// The operator wants the group no more. Only one without members goes.
+    Delete,
 }
 
 /// A client that becomes a member.

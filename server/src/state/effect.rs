@@ -100,6 +100,18 @@ pub enum Event {
     LeaseLength(Millis),
     /// Numbers continue above those that a client knew.
     Recovered,
+    /// A member's new weight is not taken: the weights would add up to more than a total may be.
+    WeightRefused {
+        /// Whose.
+        member: u64,
+    },
+    /// There is no such group any more.
+    Deleted,
+    /// The group stays, for it has members.
+    DeleteRefused {
+        /// How many.
+        members: usize,
+    },
 }
 
 /// How a membership ended.

@@ -16,12 +16,15 @@ use super::settings::{Settings, SettingsError};
 /// What clients claim to know is believed up to this number: above it, counting on could overflow.
 pub(super) const MAX_CLAIM: u64 = 1 << 62;
 
+/// A client that knows a later epoch than this state shows that decisions were lost. Others, who have not come back yet,
+/// may know later ones still: numbering goes on so far above.
+pub(super) const LOST_EPOCHS: u64 = 1 << 20;
+
 /// The clients that share one task table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub(super) settings: Settings,
-    /// An operator, or the first member, has decided what the group promises.
-    founded: bool,
+    standing: Standing,
     /// Length of leases in force.
     lease: Millis,
     /// Raised by every change of what any member is told.
@@ -36,6 +39,17 @@ pub struct Group {
     pub(super) outdated: bool,
     /// Numbering under which the targets were made.
     pub(super) planned: Numbering,
+}
+
+/// Whether there is such a group. In snapshots of earlier builds this is a truth value, of the same bytes as the first two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Standing {
+    /// Nobody has decided yet what it promises.
+    Unfounded,
+    /// An operator, or the first member, has.
+    Founded,
+    /// It was deleted. Its counters and its promise stay, in case that a group of this name is made again.
+    Deleted,
 }
 
 /// One membership.
@@ -86,7 +100,7 @@ impl Default for Group {
             lease: settings.base_lease(),
             planned: settings.numbering,
             settings,
-            founded: false,
+            standing: Standing::Unfounded,
             counter: 0,
             next: 1,
             members: BTreeMap::new(),
@@ -120,6 +134,23 @@ impl Member {
 }
 
 impl Group {
+    /// Whether an operator or a member has made it, and nobody has deleted it since.
+    pub fn exists(&self) -> bool {
+        self.standing == Standing::Founded
+    }
+
+    /// What clients must agree to, since others have relied on it: some may still, where no server reaches them.
+    pub fn promise(&self) -> Option<Consistency> {
+        let is = self.settings.consistency;
+        let had_members = self.next > 1;
+        match self.standing {
+            Standing::Unfounded => None,
+            Standing::Founded => had_members.then_some(is),
+            // All of an exclusive group's clients know that they are no members any more, or have no lease.
+            Standing::Deleted => (had_members && is == Consistency::Available).then_some(is),
+        }
+    }
+
     /// What operators set.
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -179,7 +210,7 @@ impl Group {
                     return events;
                 }
                 self.next = self.next.max(number + 1);
-                self.counter = self.counter.max(epoch.quorum + 1);
+                self.counter = self.counter.max(epoch.quorum + LOST_EPOCHS);
                 events.push(Event::Recovered);
             }
             Change::Join { members, start } => {
@@ -242,6 +273,7 @@ impl Group {
                     self.reissue(member, epoch, &mut events);
                 }
             }
+            Change::Delete => events.push(self.delete()),
         }
         events
     }
@@ -265,7 +297,7 @@ impl Group {
         }
         let renumbers = (settings.numbering, settings.max_slots)
             != (self.settings.numbering, self.settings.max_slots);
-        self.founded = true;
+        self.standing = Standing::Founded;
         self.settings = settings.clone();
         if !had_members {
             // Nobody was told a longer one.
@@ -276,6 +308,29 @@ impl Group {
             self.outdated = true;
             self.replan(start, events);
         }
+    }
+
+    fn delete(&mut self) -> Event {
+        if !self.members.is_empty() {
+            return Event::DeleteRefused {
+                members: self.members.len(),
+            };
+        }
+        if self.exists() {
+            // Neither epochs nor numbers of memberships begin again (promise 4), and an available group does not become
+            // exclusive in this way either (rule L18).
+            let mut left = Self {
+                counter: self.counter,
+                next: self.next,
+                ..Self::default()
+            };
+            if left != Self::default() {
+                left.standing = Standing::Deleted;
+                left.settings.consistency = self.settings.consistency;
+            }
+            *self = left;
+        }
+        Event::Deleted
     }
 
     /// `sum` is that of all weights.
@@ -292,8 +347,8 @@ impl Group {
             });
             return;
         }
-        if !self.founded {
-            self.founded = true;
+        if !self.exists() {
+            self.standing = Standing::Founded;
             self.settings.consistency = joining.consistency.unwrap_or_default();
         }
         *sum = new_sum;
@@ -334,9 +389,9 @@ impl Group {
         if self.clients.contains_key(&joining.client) && !broken(Rule::L7) {
             return Some(JoinRefusal::IdInUse);
         }
-        let is = self.settings.consistency;
-        match joining.consistency {
-            Some(wanted) if self.founded && wanted != is => {
+        let decided = self.exists().then_some(self.settings.consistency);
+        match (joining.consistency, decided.or(self.promise())) {
+            (Some(wanted), Some(is)) if wanted != is => {
                 return Some(JoinRefusal::Consistency { is, wanted });
             }
             _ => {}
@@ -400,6 +455,10 @@ impl Group {
                 let total = sum - u64::from(member.weight) + u64::from(weight);
                 if !modulo || total <= u64::from(MAX_TOTAL) {
                     member.weight = weight;
+                } else {
+                    events.push(Event::WeightRefused {
+                        member: update.member,
+                    });
                 }
             }
             member.draining = update.drain.unwrap_or(member.draining);

@@ -56,12 +56,12 @@ fn modulo(seats: &[Seat<'_>]) -> (u32, Vec<Numbers>) {
     (total, kept)
 }
 
-/// Largest remainder: each seat gets the whole part of its proportion, and one more goes to those with
-/// the largest fractions; ties go to present owners, then to the oldest.
-fn divide(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<Numbers> {
+/// How many of the slots each seat gets. Largest remainder: each gets the whole part of its proportion, and one more
+/// goes to those with the largest fractions; ties go to present owners, then to the oldest.
+pub(super) fn sizes(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<u64> {
     let weights: u64 = seats.iter().map(|seat| u64::from(seat.weight)).sum();
     if weights == 0 {
-        return vec![Numbers::EMPTY; seats.len()];
+        return vec![0; seats.len()];
     }
     let share = |seat: &Seat<'_>| u64::from(slots) * u64::from(seat.weight);
     let mut sizes: Vec<u64> = seats.iter().map(|seat| share(seat) / weights).collect();
@@ -88,6 +88,11 @@ fn divide(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<Numbers> {
             .iter_mut()
             .for_each(|size| *size = (*size).min(u64::from(cap)));
     }
+    sizes
+}
+
+fn divide(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<Numbers> {
+    let sizes = sizes(slots, cap, seats);
     let mut kept: Vec<Numbers> = seats
         .iter()
         .zip(&sizes)

@@ -97,3 +97,47 @@ fn a_second_name_of_a_server_is_tried_again_when_its_connection_ends() {
     play.pass(100);
     assert_eq!(play.dialed, [0, 1, 0, 1]);
 }
+
+#[test]
+fn what_a_member_asks_for_in_vain_changes_nothing() {
+    let mut play = member();
+    play.core.wish(
+        Wishes {
+            weight: Some(1_000),
+            drain: None,
+        },
+        0,
+    );
+    play.tick();
+    play.hear(0, ServerMessage::Wait(refusal(Code::LIMIT, Some(5_000))));
+    assert!(play.core.attachment.as_ref().unwrap().welcomed);
+    play.answer_heartbeats(0);
+    play.take();
+    play.pass(1_000);
+    let again = play.take();
+    let asks = |(_, message): &(usize, ClientMessage)| {
+        matches!(
+            message,
+            ClientMessage::Update { .. } | ClientMessage::Attach { .. }
+        )
+    };
+    assert!(!again.iter().any(asks), "{again:?}");
+}
+
+#[test]
+fn a_server_that_is_away_is_told_of_once_and_only_if_that_lasts() {
+    let told = |play: &Play| play.core.servers[0].outage.was_told();
+    let mut play = member();
+    play.lose(0);
+    for _ in 0..2 {
+        play.pass(1_000);
+        play.lose(0);
+    }
+    assert!(!told(&play));
+    play.pass(1_500);
+    play.lose(0);
+    assert!(told(&play));
+    play.pass(2_500);
+    play.open(0, Serving::Quorum);
+    assert!(!told(&play), "and the next time it is told again");
+}

@@ -3,7 +3,7 @@
 "use strict";
 
 const MOST_EVENTS = 100;
-const CHANGES = ["joined", "left", "expired", "overtaken", "delayed", "updated", "renumbered", "configured", "leader", "missed"];
+const CHANGES = ["joined", "left", "expired", "overtaken", "delayed", "updated", "renumbered", "configured", "deleted", "leader", "missed"];
 
 const byId = (id) => document.getElementById(id);
 
@@ -32,6 +32,7 @@ function group(shown) {
   made.append(element("h2", shown.name));
   const about = `${shown.numbering}, total ${shown.total}, epoch ${shown.epoch}, ${shown.consistency}`;
   made.append(element("p", shown.degraded ? `${about}, degraded` : about));
+  if (shown.problem) made.append(element("p", shown.problem, "problem"));
   const table = element("table");
   const head = element("thead");
   head.append(row("th", ["Client", "State", "Numbers", "Will hold", "Weight", "Address", "Heartbeat", "Releasing for"]));
