@@ -67,6 +67,10 @@ enum Step {
     Recover {
         above: u64,
     },
+    /// After all have left, or as things stand.
+    Delete {
+        all_left: bool,
+    },
     Restore,
     Quiet,
 }
@@ -94,6 +98,7 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => Just(Step::Start),
         2 => (any::<u8>(), 1..4u32).prop_map(|(member, degraded)| Step::Reissue { member, degraded }),
         1 => (0..20u64).prop_map(|above| Step::Recover { above }),
+        1 => any::<bool>().prop_map(|all_left| Step::Delete { all_left }),
         1 => Just(Step::Restore),
         2 => Just(Step::Quiet),
     ]
@@ -220,6 +225,18 @@ fn take(world: &mut World, step: Step) {
             let epoch = Epoch::quorum(world.group().epoch().quorum + above);
             world.apply(Change::Recover { number, epoch });
             assert!(world.group().next_membership() > number);
+        }
+        Step::Delete { all_left } => {
+            if all_left {
+                let members = world.group().members().keys().copied().collect();
+                world.end(members, false, true);
+            }
+            let members = world.group().members().len();
+            let expected = match members {
+                0 => Event::Deleted,
+                members => Event::DeleteRefused { members },
+            };
+            assert_eq!(world.apply(Change::Delete), [expected]);
         }
         Step::Restore => world.restore(),
         Step::Quiet => world.quiet(),

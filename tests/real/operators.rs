@@ -249,8 +249,9 @@ fn secret(folder: &TempDir, name: &str) -> String {
 async fn a_replica_with_another_secret_and_one_with_an_older_disk_are_told_of() {
     let folder = TempDir::new().unwrap();
     let mut cluster = Cluster::prepared();
+    let one = secret(&folder, "one");
     for server in &mut cluster.servers {
-        server.flag("--cluster-secret-file", &secret(&folder, "one"));
+        server.flag("--cluster-secret-file", &one);
         server.launch();
     }
     cluster.ready().await;

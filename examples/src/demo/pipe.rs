@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use skyschedule_server::stderr::Stderr;
 use tokio::sync::oneshot;
 
-use super::folder::remove_orphaned;
 use super::FORMAT;
+use super::folder::remove_orphaned;
 use super::report::{Report, STOP};
 
 /// Logs go to stderr: the parent shows the last lines of a child that fails.

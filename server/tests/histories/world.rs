@@ -143,6 +143,7 @@ impl World {
         for event in &events {
             self.see(event, before, repeats);
         }
+        assert!(self.group().epoch() >= before, "also where it is deleted");
         if let Err(violation) = self.state.check() {
             panic!("{violation}");
         }
