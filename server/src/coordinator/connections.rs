@@ -19,7 +19,7 @@ use crate::state::{Joining, Settings, Update};
 use crate::view::ServerEvent;
 
 /// A client whose id is in use asks again at least this often.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 /// A silent connection is closed after this many leases; standby connections speak every four thirds of one.

@@ -12,7 +12,7 @@ use skyschedule_common::protocol::messages::{
 };
 
 use super::Coordinator;
-use super::connections::{IDLE_LEASES, SHORTEST_WAIT};
+use super::connections::{IDLE_LEASES, LONGEST_WAIT, SHORTEST_WAIT};
 use crate::degraded::{Attached, Attaching, Degraded, Known, Memory, Notice, Step};
 use crate::session::ConnectionId;
 use crate::state::Settings;
@@ -51,7 +51,7 @@ impl Coordinator {
              turn to it, until there is one again. Rows may run twice meanwhile, and exclusive groups wait"
         );
         let memory = std::mem::take(&mut self.memory);
-        self.degraded = Some(Degraded::new(self.identity.replica_id, memory));
+        self.degraded = Some(Degraded::new(self.identity.replica_id, memory, env::now()));
         self.hint = None;
         self.metrics.degraded(true);
         self.handle.publish(ServerEvent::Degraded {
@@ -175,7 +175,9 @@ impl Coordinator {
             return false;
         };
         let login = &connection.login;
+        let reports = &self.reports;
         let known = self.consensus.read(|state| {
+            let name = group;
             let group = state.group(group);
             // One that never had a member may be an exclusive one by now.
             let group = group.filter(|group| group.next_membership() > 1);
@@ -187,6 +189,10 @@ impl Coordinator {
                 lease: group.lease(),
                 epoch: group.epoch(),
                 member: member.map(|member| (member.told.clone(), member.draining)),
+                owner: group
+                    .member_of(&login.client)
+                    .map(|(number, member)| (number, member.incarnation))
+                    .filter(|(number, incarnation)| !reports.end(name, *number, *incarnation)),
             })
         });
         let known = known.or_else(|| {
@@ -197,6 +203,7 @@ impl Coordinator {
                 settings,
                 epoch: skyschedule_common::epoch::Epoch::ZERO,
                 member: None,
+                owner: None,
             })
         });
         let available = |known: &Known| {
@@ -216,7 +223,7 @@ impl Coordinator {
         let refusal = match degraded.attach(&attaching, known, env::now()) {
             Attached::Taken => return true,
             Attached::IdInUse(left) => {
-                self.wait_for_id(id, left.max(SHORTEST_WAIT));
+                self.wait_for_id(id, left.clamp(SHORTEST_WAIT, LONGEST_WAIT));
                 return true;
             }
             Attached::Full => Refusal::new(

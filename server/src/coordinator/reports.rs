@@ -99,6 +99,14 @@ impl Reports {
         self.kept.iter().map(|kept| kept.report.clone()).collect()
     }
 
+    /// Whether one of them shows that this membership is over.
+    pub(super) fn end(&self, group: &GroupName, member: u64, incarnation: Incarnation) -> bool {
+        self.kept.iter().any(|kept| {
+            let report = &kept.report;
+            (&report.group, report.member, report.incarnation) == (group, member, incarnation)
+        })
+    }
+
     fn forget(&mut self) {
         let now = env::now();
         self.kept.retain(|kept| kept.until > now);

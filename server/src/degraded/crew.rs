@@ -32,6 +32,22 @@ pub(crate) struct Known {
     pub(crate) epoch: Epoch,
     /// The client's share, and whether it drains, where its membership is known.
     pub(crate) member: Option<(Share, bool)>,
+    /// The member that has the client's id, and its incarnation, unless it is known to have ended.
+    pub(crate) owner: Option<(u64, Incarnation)>,
+}
+
+impl Known {
+    /// Whether the client's id is that of another one, as far as this replica knows. A later membership shows that the
+    /// other one's is over.
+    fn keeps_id_from(&self, attaching: &Attaching<'_>) -> bool {
+        let is_later = |number: u64| {
+            let membership = attaching.membership;
+            membership.is_some_and(|it| it.replica == 0 && it.number > number)
+        };
+        self.owner.is_some_and(|(number, incarnation)| {
+            incarnation != attaching.login.incarnation && !is_later(number)
+        })
+    }
 }
 
 /// What became of a client that attaches.
@@ -39,7 +55,7 @@ pub(crate) struct Known {
 pub(crate) enum Attached {
     /// It is welcomed with the next numbering.
     Taken,
-    /// Another incarnation of its client id is attached, for so long at least.
+    /// Another incarnation of its client id is attached, or may be on its way, for so long at least.
     IdInUse(Duration),
     /// The weights add up to too much, or there are too many groups.
     Full,
@@ -51,6 +67,8 @@ pub(super) struct Crew {
     lease: Millis,
     /// Newest epoch that this replica's state, or any client that was here, knows.
     known: Epoch,
+    /// Until then the members of this replica's state may come.
+    members_until: Instant,
     seats: BTreeMap<Membership, Seat>,
     /// Its numbering is to be made anew: times of the first and the last change.
     changed: Option<(Instant, Instant)>,
@@ -81,11 +99,12 @@ struct Seat {
 }
 
 impl Crew {
-    pub(super) fn new(known: &Known) -> Self {
+    pub(super) fn new(known: &Known, since: Instant) -> Self {
         Self {
             settings: known.settings.clone(),
             lease: known.lease,
             known: known.epoch,
+            members_until: since + server_lease(known.lease),
             seats: BTreeMap::new(),
             changed: None,
         }
@@ -112,6 +131,9 @@ impl Crew {
             }
             None => None,
         };
+        if same.is_none() && known.keeps_id_from(attaching) && now < self.members_until {
+            return Attached::IdInUse(self.members_until.saturating_duration_since(now));
+        }
         let membership = attaching.membership.or(same);
         if let Some(taken) = membership.and_then(|m| self.seats.get(&m))
             && taken.incarnation != login.incarnation

@@ -39,6 +39,8 @@ use crate::view::GroupView;
 #[derive(Debug)]
 pub(crate) struct Degraded {
     replica: u16,
+    /// Since when it numbers by itself.
+    since: Instant,
     memory: Memory,
     crews: BTreeMap<GroupName, Crew>,
     /// Groups of which the newest numbering is on its way to the disk.
@@ -99,9 +101,10 @@ pub(crate) struct Attaching<'a> {
 
 impl Degraded {
     /// Nobody is attached yet.
-    pub(crate) fn new(replica: u16, memory: Memory) -> Self {
+    pub(crate) fn new(replica: u16, memory: Memory, now: Instant) -> Self {
         Self {
             replica,
+            since: now,
             memory,
             crews: BTreeMap::new(),
             writing: None,
@@ -125,7 +128,8 @@ impl Degraded {
             return Attached::Full;
         }
         if !self.crews.contains_key(group) {
-            self.crews.insert(group.clone(), Crew::new(&known));
+            self.crews
+                .insert(group.clone(), Crew::new(&known, self.since));
         }
         let crew = self.crews.get_mut(group);
         let mint = || self.memory.mint(self.replica);
@@ -191,8 +195,11 @@ impl Degraded {
         }
     }
 
-    /// When there may be something to do.
+    /// When there may be something to do; none, while a numbering is on its way to the disk.
     pub(crate) fn next(&self) -> Option<Instant> {
+        if self.writing.is_some() {
+            return None;
+        }
         self.crews.values().filter_map(Crew::next).min()
     }
 

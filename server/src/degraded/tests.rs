@@ -41,6 +41,7 @@ fn known(member: Option<Share>) -> Known {
         lease: Millis(6_000),
         epoch: Epoch::quorum(20),
         member: member.map(|share| (share, false)),
+        owner: None,
     }
 }
 
@@ -50,9 +51,10 @@ fn share(total: u32, number: u32) -> Share {
 
 impl Play {
     fn new(memory: Memory) -> Self {
+        let now = env::now();
         Self {
-            degraded: Degraded::new(2, memory),
-            now: env::now(),
+            degraded: Degraded::new(2, memory, now),
+            now,
         }
     }
 
@@ -200,4 +202,68 @@ fn a_client_id_is_served_once() {
     assert_eq!(told.len(), 1);
     assert_eq!(told[0].connection, ConnectionId(9));
     assert_eq!(told[0].membership.number, 1);
+}
+
+/// Of two processes with one client id, the one that the leader had made a member is that for a replica without a
+/// quorum, too, whichever comes first.
+#[test]
+fn the_id_of_a_member_is_kept_for_it_for_one_lease() {
+    let mut play = Play::new(Memory::default());
+    let attach = |play: &mut Play, incarnation, membership| {
+        let login = login("c1", incarnation);
+        let attaching = Attaching {
+            login: &login,
+            connection: ConnectionId(u64::try_from(incarnation).unwrap()),
+            address: String::new(),
+            membership,
+            epoch: Epoch::quorum(20),
+        };
+        let known = Known {
+            owner: Some((3, Incarnation(2))),
+            ..known(None)
+        };
+        play.degraded.attach(&attaching, known, play.now)
+    };
+    let ls = Duration::from_secs(6)..Duration::from_millis(6_100);
+    let Attached::IdInUse(left) = attach(&mut play, 77, None) else {
+        panic!("it is not the member");
+    };
+    assert!(ls.contains(&left), "{left:?}");
+    // An earlier membership, or one that another replica minted, is none of the quorum's either.
+    let minted = Membership {
+        number: 9,
+        replica: 3,
+    };
+    for other in [minted, Membership::quorum(2)] {
+        let refused = attach(&mut play, 77, Some(other));
+        assert!(matches!(refused, Attached::IdInUse(_)), "{other}");
+    }
+    let member = Some(Membership::quorum(3));
+    assert_eq!(attach(&mut play, 2, member), Attached::Taken);
+
+    // A later membership shows that this replica's state is behind.
+    let mut play = Play::new(Memory::default());
+    let later = Some(Membership::quorum(4));
+    assert_eq!(attach(&mut play, 77, later), Attached::Taken);
+
+    // The member does not come.
+    let mut play = Play::new(Memory::default());
+    play.now += Duration::from_secs(6);
+    assert!(matches!(attach(&mut play, 77, None), Attached::IdInUse(_)));
+    play.now += Duration::from_millis(100);
+    assert_eq!(attach(&mut play, 77, None), Attached::Taken);
+}
+
+/// Whoever looked again at once, and found that it has to wait, would look for ever.
+#[test]
+fn nothing_is_due_while_a_numbering_is_being_written() {
+    let mut play = Play::new(Memory::default());
+    play.attach(1, None, Epoch::ZERO);
+    play.now += Duration::from_millis(150);
+    assert!(matches!(play.degraded.renumber(play.now), Step::Write(_)));
+    play.attach(2, None, Epoch::ZERO);
+    play.now += Duration::from_secs(10);
+    assert_eq!(play.degraded.next(), None);
+    play.degraded.written();
+    assert!(play.degraded.next().is_some_and(|next| next < play.now));
 }
