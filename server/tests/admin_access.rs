@@ -100,9 +100,7 @@ fn silent_callers_keep_nobody_out_and_are_closed() {
         .map(|number| {
             let mut stream = server.connect();
             if number % 2 == 0 {
-                stream
-                    .write_all(b"GET /healthz HTTP/1.1\r\nho")
-                    .unwrap();
+                stream.write_all(b"GET /healthz HTTP/1.1\r\nho").unwrap();
             }
             stream
         })

@@ -1,5 +1,6 @@
 //! Connections of callers, within limits: a crowd or slow senders must not keep probes out.
 
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use skyschedule_common::env::net::{Stream, TcpListener};
 use tokio::sync::watch;
 
 use super::impatient::Impatient;
-use super::places::{Call, Place, Places};
+use super::places::{Call, Full, Place, Places};
 use super::stopped;
 
 /// How long a caller may take to send the head of a request, or may be silent between two.
@@ -47,8 +48,13 @@ pub(super) async fn serve(socket: TcpListener, router: Router, mut stop: watch::
         };
         match accepted {
             Ok((stream, peer)) => {
+                let entered = tokio::select! {
+                    biased;
+                    () = stopped(&mut stop) => break,
+                    entered = enter(&places, peer.ip()) => entered,
+                };
                 // Without a place the connection is closed at once.
-                if let Some(place) = places.enter(peer.ip()) {
+                if let Some(place) = entered {
                     env::spawn(connection(stream, router.clone(), stop.clone(), place));
                 }
             }
@@ -64,6 +70,17 @@ pub(super) async fn serve(socket: TcpListener, router: Router, mut stop: watch::
     }
     // Nothing is lost when this is not enough: callers see the end of their connection.
     let _ = env::timeout(LAST_CALLS, places.emptied()).await;
+}
+
+/// A place, as soon as there is one; `None`: all are being answered. Others wait in the system's queue meanwhile.
+async fn enter(places: &Places, address: IpAddr) -> Option<Place> {
+    loop {
+        match places.enter(address, env::now()) {
+            Ok(place) => return Some(place),
+            Err(Full::For(wait)) => env::sleep(wait).await,
+            Err(Full::Busy) => return None,
+        }
+    }
 }
 
 async fn connection(stream: Stream, router: Router, mut stop: watch::Receiver<bool>, place: Place) {
