@@ -38,7 +38,7 @@ pub use group::{Group, Member, Vacancy};
 pub use settings::{MIN_LEASE, Settings, SettingsError};
 pub use unowned::{Unowned, WhyUnowned};
 
-/// Most groups that one cluster keeps. A group is never forgotten: its epochs must not begin again.
+/// Most groups that one cluster keeps.
 pub const MAX_GROUPS: usize = 10_000;
 
 /// Most names of groups, with those of groups that were deleted: a name is never forgotten, for its epochs must not
