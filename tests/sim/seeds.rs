@@ -17,7 +17,7 @@
 //! | `SKY_SIM_SEED=17` | this seed only (name the test, too) |
 //! | `SKY_SIM_FIRST=1 SKY_SIM_SEEDS=500` | these seeds: many more in a long run |
 //! | `SKY_SIM_ALL=1` | goes on after a failure, and lists all seeds that fail |
-//! | `SKY_SIM_WITHOUT_QUORUM=1` | several servers, most of which are away for long |
+//! | `SKY_SIM_KIND=4` | with several servers, worlds of this kind only: see `Profile::of_replicas_like` |
 //! | `SKY_SIM_THREADS=2` | simulations at a time; as many as there are cores by default |
 //! | `SKY_SIM_TRACE=1` | all lines, as they happen (with `-- --nocapture`) |
 //! | `SKY_SIM_LOG=skyschedule_client=debug,skyschedule_server=debug,turmoil=info` | the logs of client and server between them, with the host's name |
@@ -31,7 +31,6 @@ compile_error!(
     "this is a simulation: build it with RUSTFLAGS='--cfg tokio_unstable --cfg sim', or use tests/run --sim"
 );
 
-use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_tests::sim::profile::Profile;
 use skyschedule_tests::sim::seeds::{line, logs, number, report, run, run_all, run_many};
 
@@ -76,13 +75,9 @@ fn a_server_that_lost_its_disk_keeps_exclusive_groups_exclusive() {
 
 #[test]
 fn several_servers_keep_every_promise() {
-    let without = std::env::var_os("SKY_SIM_WITHOUT_QUORUM").is_some();
-    let profile = |seed: u64| {
-        if without {
-            Profile::few_left(Numbering::Modulo)
-        } else {
-            Profile::of_replicas(seed)
-        }
+    let profile = |seed: u64| match number("SKY_SIM_KIND", u64::MAX) {
+        u64::MAX => Profile::of_replicas(seed),
+        kind => Profile::of_replicas_like(kind, seed),
     };
     none_breaks_a_promise("several_servers_keep_every_promise", 300, profile);
 }

@@ -360,6 +360,11 @@ impl Consensus {
         replicas
     }
 
+    /// Whether the voters are being changed: both those of before and those of after must agree.
+    pub fn changes_voters(&self) -> bool {
+        self.members.is_joint()
+    }
+
     /// Follows where clients find the replicas that may lead; empty, where this one is alone.
     pub(crate) fn watch_servers(&self) -> watch::Receiver<Vec<String>> {
         self.servers.clone()

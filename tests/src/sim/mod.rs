@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `profile`, `replicas` | what a simulation is like: settings, how many clients and servers, which trouble how often |
 //! | `world` | machines, processes, disk and network, and what happens to them |
-//! | `worker`, `server` | the software on the machines |
+//! | `worker`, `server`, `operator` | the software on the machines, and who looks after the servers |
 //! | `network` | links that keep, delay or lose what is sent |
 //! | `oracle` | sees everything after each step, and says what must not be |
 //! | `seeds` | runs seeds, several at a time, and reports the one that fails |
@@ -12,6 +12,7 @@
 
 pub mod dice;
 pub mod network;
+pub mod operator;
 pub mod oracle;
 pub mod profile;
 mod replicas;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 use turmoil::{Protocol, Segment, SentRef, Sim};
 
 /// What a link does at present.
@@ -100,6 +101,8 @@ struct Cable {
     from: IpAddr,
     server: IpAddr,
     link: Link,
+    /// Since when it does this.
+    since: Duration,
     /// The newest port that a connection had.
     port: u16,
     /// Counts what was done to it.
@@ -122,6 +125,7 @@ impl Network {
             from,
             server,
             link: Link::Clear,
+            since: Duration::ZERO,
             port: 0,
             changes: 0,
         };
@@ -133,6 +137,12 @@ impl Network {
         self.cables
             .get(&between)
             .map_or(Link::Clear, |cable| cable.link)
+    }
+
+    /// Since when a link carries, if it does.
+    pub fn clear_since(&self, between: Between) -> Option<Duration> {
+        let cable = self.cables.get(&between)?;
+        (cable.link == Link::Clear).then_some(cable.since)
     }
 
     /// How often a link was changed by [`change`](Self::change).
@@ -205,6 +215,7 @@ impl Network {
             Link::Stalled(..) => sim.hold(from, server),
         }
         cable.link = new;
+        cable.since = sim.elapsed();
     }
 
     /// Lets pass what stalled links do not keep, and learns the newest ports.

@@ -77,6 +77,14 @@ pub enum Event {
     ClientsCut,
     /// The operator changes the group's settings.
     Configure,
+    /// The operator has another server lead.
+    Transfer,
+    /// The operator adds a server, with an empty disk.
+    AddServer,
+    /// The operator removes a server, for good.
+    RemoveServer,
+    /// A server loses its disk; the operator removes it, and adds it anew.
+    ReplaceServer,
 }
 
 /// How long rows are worked on.
@@ -97,6 +105,8 @@ pub struct Profile {
     pub name: &'static str,
     /// How many servers.
     pub servers: usize,
+    /// Machines on which the operator may start further servers.
+    pub spares: usize,
     /// At most one server is in trouble at a time, and no client is: then no share may move but by what clients do.
     pub one_at_a_time: bool,
     /// Of the group.
@@ -117,13 +127,12 @@ pub struct Profile {
     pub disk_ms: Vec<u64>,
     /// How long rows are worked on.
     pub handlers: Handlers,
+    /// After how long without a quorum servers number clients without one, and clients turn to such.
+    pub degraded_after: Duration,
 }
 
 /// Lease of all groups here, but of those whose settings were lost.
 pub const LEASE: Duration = Duration::from_secs(2);
-
-/// After how long without a quorum servers number clients without one, and clients turn to such.
-pub const DEGRADED_AFTER: Duration = Duration::from_secs(5);
 
 /// Another one, for a while, where the operator changes settings.
 pub const LONGER_LEASE: Duration = Duration::from_secs(3);
@@ -217,6 +226,7 @@ impl Profile {
         Self {
             name,
             servers: 1,
+            spares: 0,
             one_at_a_time: false,
             settings: settings(numbering, Consistency::Available),
             clients: (3, 6),
@@ -244,6 +254,7 @@ impl Profile {
                 (Event::JoinThenAway, 1),
                 (Event::CrashAtCommit, 2),
                 (Event::TwoStarts, 3),
+                (Event::Configure, 1),
             ],
             every_ms: vec![200, 500, 1_500, 4_000],
             trouble_ms: (5_000, 10_000),
@@ -254,6 +265,7 @@ impl Profile {
                 stubborn_percent: 0,
                 usual_ms: 200,
             },
+            degraded_after: Duration::from_secs(5),
         }
     }
 

@@ -2,23 +2,19 @@
 
 use skyschedule_common::env::{self, sim as env_sim};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
-use skyschedule_server::Server;
 use skyschedule_server::config::{Config, Timing, User};
-use skyschedule_server::consensus::{Consensus, MemoryDisk, Options, Storage};
-use skyschedule_server::coordinator::{ConfigureError, Handle};
+use skyschedule_server::consensus::{Consensus, ConsensusError, MemoryDisk, Options, Storage};
 use skyschedule_server::metrics::Metrics;
 use skyschedule_server::state::{Change, Command, Joining, Settings};
-use std::convert::Infallible;
+use skyschedule_server::{RunError, Server, StartError};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::network::PORT;
-use super::profile::DEGRADED_AFTER;
+use super::operator::{self, Wishes};
 use super::worker::{GROUP, server_name};
-
-/// Pause before the operator tries again.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// What the driver sees of a server's process.
 #[derive(Debug)]
@@ -34,24 +30,30 @@ pub struct Seen {
 pub struct Setup {
     /// Which of the servers.
     pub at: usize,
-    /// How many servers there are.
-    pub servers: usize,
+    /// The servers of its configuration, itself included.
+    pub peers: BTreeSet<usize>,
     /// How long they wait for each other.
     pub timing: Timing,
+    /// How long they wait before they number clients without a quorum.
+    pub degraded_after: Duration,
     /// Its disk.
     pub disk: MemoryDisk,
-    /// What the operator wants of the group.
-    pub settings: Arc<Mutex<Settings>>,
+    /// What the operator wants.
+    pub wishes: Arc<Mutex<Wishes>>,
 }
 
 /// One run of a server's process.
 #[derive(Debug)]
 pub struct Process {
-    setup: Setup,
+    /// How it is set up.
+    pub setup: Setup,
     seen: Mutex<Option<Arc<Seen>>>,
     stop: Notify,
     stopped: Mutex<bool>,
-    configure: Notify,
+    /// The operator wants other settings.
+    pub configure: Notify,
+    /// The operator wants other servers, or another leader.
+    pub change: Notify,
 }
 
 impl Process {
@@ -63,6 +65,7 @@ impl Process {
             stop: Notify::new(),
             stopped: Mutex::default(),
             configure: Notify::new(),
+            change: Notify::new(),
         })
     }
 
@@ -76,9 +79,10 @@ impl Process {
         self.stop.notify_one();
     }
 
-    /// The operator wants other settings.
-    pub fn configure(&self) {
+    /// The operator wants something.
+    pub fn wish(&self) {
         self.configure.notify_one();
+        self.change.notify_one();
     }
 
     /// Whether it has stopped in good order.
@@ -86,13 +90,22 @@ impl Process {
         *self.stopped.lock().unwrap()
     }
 
+    /// Whether the operator wants it in the cluster.
+    fn is_wanted(&self) -> bool {
+        let wishes = self.setup.wishes.lock().unwrap();
+        wishes.servers.contains(&self.setup.at)
+    }
+
+    /// It has ended by itself, since the cluster goes on without it.
+    async fn removed(&self) -> turmoil::Result {
+        self.bury();
+        *self.stopped.lock().unwrap() = true;
+        std::future::pending().await
+    }
+
     /// The process is dead.
     pub fn bury(&self) {
         self.seen.lock().unwrap().take();
-    }
-
-    fn wanted(&self) -> Settings {
-        self.setup.settings.lock().unwrap().clone()
     }
 }
 
@@ -154,8 +167,9 @@ pub fn used_disk(settings: &Settings) -> MemoryDisk {
 pub async fn run(process: Arc<Process>) -> turmoil::Result {
     let Setup {
         at,
-        servers,
+        ref peers,
         timing,
+        degraded_after,
         ref disk,
         ..
     } = process.setup;
@@ -163,13 +177,11 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     config.listen = ([0, 0, 0, 0], PORT).into();
     config.users.push(User::new("moon", "walker")?);
     config.timing = timing;
-    config.degraded_after = DEGRADED_AFTER;
+    config.degraded_after = degraded_after;
     config.replica_id = replica_id(at);
-    if servers > 1 {
-        let address = |at| format!("{}:{PORT}", server_name(at));
-        config.peers = (0..servers)
-            .map(|at| (replica_id(at), address(at)))
-            .collect();
+    if peers.len() > 1 {
+        let peers = peers.iter();
+        config.peers = peers.map(|at| (replica_id(*at), address(*at))).collect();
         config.cluster_secret = Some("a secret of the simulation".into());
     }
     let memory = Options {
@@ -177,7 +189,12 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
         snapshot_every: 20,
         ..Options::new(Storage::Memory(disk.clone()))
     };
-    let mut server = Server::start_with(config, memory).await?;
+    let mut server = match Server::start_with(config, memory).await {
+        Err(StartError::Consensus(ConsensusError::Removed { .. })) if !process.is_wanted() => {
+            return process.removed().await;
+        }
+        started => started?,
+    };
     let handle = server.handle().clone();
     let consensus = server.consensus().clone();
     *process.seen.lock().unwrap() = Some(Arc::new(Seen {
@@ -187,8 +204,14 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     tokio::select! {
         biased;
         () = process.stop.notified() => {}
-        failed = server.failed() => failed?,
-        failed = operate(&process, &consensus, &handle) => match failed? {},
+        failed = server.failed() => match failed {
+            Err(RunError::Consensus(ConsensusError::Removed { .. })) if !process.is_wanted() => {
+                return process.removed().await;
+            }
+            other => other?,
+        },
+        failed = operator::configure(&process, &consensus, &handle) => match failed? {},
+        never = operator::change_servers(&process, &consensus) => match never {},
     }
     drop(consensus);
     server.shutdown().await?;
@@ -197,35 +220,12 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
     Ok(())
 }
 
-/// The operator sees to it that the group has the settings that he wants, at whichever server leads.
-async fn operate(
-    process: &Process,
-    consensus: &Consensus,
-    handle: &Handle,
-) -> Result<Infallible, ConfigureError> {
-    let group = GroupName::new(GROUP).unwrap();
-    let mut leadership = consensus.watch_leadership();
-    loop {
-        let wanted = process.wanted();
-        let is = consensus.read(|state| state.group(&group).map(|known| known.settings().clone()));
-        let may = process.setup.servers == 1 || leadership.borrow_and_update().own.is_some();
-        if is.as_ref() != Some(&wanted) && may {
-            match handle.configure(group.clone(), wanted).await {
-                Ok(_) => {}
-                Err(ConfigureError::Ask(_)) => env::sleep(RETRY).await,
-                Err(error) => return Err(error),
-            }
-            continue;
-        }
-        tokio::select! {
-            biased;
-            () = process.configure.notified() => {}
-            Ok(()) = leadership.changed() => {}
-        }
-    }
+/// The number that a server has for its cluster.
+pub fn replica_id(at: usize) -> u16 {
+    u16::try_from(at + 1).unwrap_or(u16::MAX)
 }
 
-/// The number that a server has for its cluster.
-fn replica_id(at: usize) -> u16 {
-    u16::try_from(at + 1).unwrap_or(u16::MAX)
+/// Where the other servers find it.
+pub fn address(at: usize) -> String {
+    format!("{}:{PORT}", server_name(at))
 }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-use super::network::PORT;
-use super::profile::{DEGRADED_AFTER, Handlers};
+use super::profile::Handlers;
+use super::server;
 
 /// The keys of the rows, negative ones included.
 pub const KEYS: std::ops::RangeInclusive<i64> = -12..=12;
@@ -35,14 +35,16 @@ pub struct Setup {
     pub client_id: String,
     /// Its weight.
     pub weight: u32,
-    /// How many servers there are.
-    pub servers: usize,
+    /// The servers of its configuration.
+    pub servers: Vec<usize>,
     /// What it relies on; `None`: whatever the group promises.
     pub consistency: Option<Consistency>,
     /// How long it works on rows.
     pub handlers: Handlers,
     /// The longest drain.
     pub drain: Duration,
+    /// How long it waits before it turns to a server without a quorum.
+    pub degraded_after: Duration,
     /// Set when the trouble is over: no row takes long from then on.
     pub calm: Arc<AtomicBool>,
 }
@@ -138,12 +140,12 @@ impl Process {
 pub async fn run(process: Arc<Process>) -> turmoil::Result {
     let setup = &process.setup;
     let mut builder = Client::builder()
-        .servers((0..setup.servers).map(|at| format!("{}:{PORT}", server_name(at))))
+        .servers(setup.servers.iter().map(|at| server::address(*at)))
         .group(GROUP)
         .credentials("moon", "walker")
         .client_id(&setup.client_id)
         .weight(setup.weight)
-        .degraded_after(DEGRADED_AFTER);
+        .degraded_after(setup.degraded_after);
     if let Some(consistency) = setup.consistency {
         builder = builder.consistency(consistency);
     }

@@ -39,6 +39,7 @@ impl Oracle {
         if group.in_handover() || group.wants_handover() {
             return Ok(());
         }
+        within_cap(group, slots)?;
         if !unusual {
             in_proportion(group, slots)?;
         }
@@ -71,6 +72,35 @@ fn weight_of(member: &Member) -> u32 {
     } else {
         member.weight
     }
+}
+
+/// No member has more than its cap; and nothing is left to nobody that a member may have.
+fn within_cap(group: &Group, slots: u32) -> Result<(), Violation> {
+    let Some(cap) = group.settings().max_slots else {
+        return Ok(());
+    };
+    for (number, member) in group.members() {
+        if member.told.numbers().len() > u64::from(cap) {
+            let what = format!(
+                "member {number} has {:?}, and the cap is {cap}",
+                member.told
+            );
+            return Err(Violation::new("beyond the cap", what));
+        }
+    }
+    if group.vacancies().is_empty() {
+        let weights = group.members().values().map(weight_of);
+        let all: u64 = weights.map(u64::from).sum();
+        for (number, member) in group.members().iter().filter(|_| all > 0) {
+            // As without a cap, and then no more than it.
+            let whole = u64::from(slots) * u64::from(weight_of(member)) / all;
+            if member.target.numbers().len() < whole.min(u64::from(cap)) {
+                let what = format!("member {number} has only {:?} of {slots}", member.target);
+                return Err(Violation::new("not balanced", what));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn in_proportion(group: &Group, slots: u32) -> Result<(), Violation> {

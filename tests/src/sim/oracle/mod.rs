@@ -58,6 +58,8 @@ pub struct View {
     pub weight: u32,
     /// Whether its user wants its share to move away.
     pub drains: bool,
+    /// Its numbering is of a server that has followed a leader for long.
+    pub by_follower: bool,
     /// The inside of the client.
     pub inside: Inspection,
     /// Rows that its handlers work on.
@@ -361,12 +363,22 @@ impl Oracle {
                 view.inside.share,
                 view.inside.mode
             ));
+            if view.by_follower {
+                return Err(Violation::new(
+                    "numbered by a follower",
+                    format!("{} took {:?} at {epoch}", name(view), view.inside.share),
+                ));
+            }
+            let mut taken_over = false;
             if let Some(before) = known {
                 // Memberships that degraded replicas give are counted apart.
                 let earlier = before.membership != membership
                     && before.membership.replica == membership.replica
                     && before.membership.number >= membership.number;
-                let back = before.epoch >= epoch || earlier;
+                // A leader that takes over a client from a server without a quorum tells it more in a moment.
+                let same = before.epoch == epoch && before.share == view.inside.share;
+                taken_over = same && before.membership.replica != 0 && membership.replica == 0;
+                let back = (before.epoch >= epoch && !taken_over) || earlier;
                 if back {
                     return Err(Violation::new(
                         "epoch back",
@@ -381,7 +393,7 @@ impl Oracle {
                     ));
                 }
             }
-            if !self.history_lost {
+            if !self.history_lost && !taken_over {
                 note_told(&mut self.told, epoch, membership.number, &view.inside.share)?;
             }
             let known = Known {

@@ -13,6 +13,7 @@ use crate::sim::worker::{Process, Setup, server_name};
 
 impl World {
     pub(super) fn start(&mut self, at: usize) {
+        let servers = self.members();
         let machine = &mut self.machines[at];
         if machine.is_up {
             return;
@@ -33,10 +34,11 @@ impl World {
         let setup = Setup {
             client_id: machine.client_id.clone(),
             weight: machine.weight,
-            servers: self.servers.len(),
+            servers,
             consistency: self.dice.percent(50).then_some(settings.consistency),
             handlers: self.profile.handlers,
             drain: drain.duration(),
+            degraded_after: self.profile.degraded_after,
             calm: Arc::clone(&self.calm),
         };
         let process = Process::new(setup);
@@ -169,7 +171,9 @@ impl World {
             Later::Start(at) => self.start(at),
             Later::Resume(at, pauses) if self.machines[at].pauses == pauses => {
                 self.note(&format!("host {at}: goes on"));
+                let now = self.now();
                 self.machines[at].host.resume();
+                self.machines[at].went_on = now;
             }
             Later::Clear(between, changes) if self.network.changes(between) == changes => {
                 self.note(&format!("{}: clear", name(between)));
@@ -191,6 +195,7 @@ impl World {
             Later::KillServer(at, away) if self.servers[at].up_since.is_some() => {
                 self.kill_server(at, away);
             }
+            Later::Transfer => self.transfer(None),
             // Overtaken by events.
             _ => return,
         }

@@ -3,14 +3,13 @@
 //! | file | one idea |
 //! |---|---|
 //! | `trouble` | what happens |
-//! | `deeds`, `servers` | how it is done: to clients, to servers |
+//! | `deeds`, `servers`, `members` | how it is done: to clients, to servers, to which servers there are |
 //! | `quiet` | the end, in which all must come right |
 
 use skyschedule_common::env::sim::{self as env_sim, Host, RATE_BOUND_PPM};
 use skyschedule_common::ids::GroupName;
 use skyschedule_server::config::Timing;
 use skyschedule_server::consensus::MemoryDisk;
-use skyschedule_server::state::Settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,7 @@ use std::time::Duration;
 use turmoil::Sim;
 
 mod deeds;
+mod members;
 mod quiet;
 mod servers;
 mod trouble;
@@ -25,6 +25,7 @@ mod trouble;
 use self::servers::Sky;
 use super::dice::Dice;
 use super::network::{Between, Link, Network, Place};
+use super::operator::Wishes;
 use super::oracle::{Oracle, View, Violation, World as Known};
 use super::profile::Profile;
 use super::server;
@@ -51,6 +52,8 @@ struct Machine {
     weight: u32,
     is_draining: bool,
     pauses: u64,
+    /// When it was stopped last, and went on.
+    went_on: Duration,
 }
 
 /// What is done later.
@@ -64,6 +67,7 @@ enum Later {
     ResumeServer(usize),
     LosePower(usize),
     KillServer(usize, Duration),
+    Transfer,
 }
 
 impl Later {
@@ -87,8 +91,8 @@ pub struct World {
     machines: Vec<Machine>,
     servers: Vec<Sky>,
     network: Network,
-    /// What the operator wants of the group.
-    settings: Arc<Mutex<Settings>>,
+    /// What the operator wants.
+    wishes: Arc<Mutex<Wishes>>,
     timing: Timing,
     /// Who serves clients, in which term, and since when.
     service: Option<(usize, u64, Duration)>,
@@ -131,7 +135,7 @@ impl World {
         let disk = disk.with_latency(Duration::from_millis(disk_ms));
         let mut network = Network::default();
         let mut servers = Vec::new();
-        for at in 0..profile.servers {
+        for at in 0..profile.servers + profile.spares {
             let host = world.host_with_drift(&server_name(at), drift(&mut dice));
             // Its own, not a clone.
             let disk = disk.copy();
@@ -178,6 +182,7 @@ impl World {
                 weight: 1,
                 is_draining: false,
                 pauses: 0,
+                went_on: Duration::ZERO,
             });
         }
         let mut world = Self {
@@ -188,7 +193,12 @@ impl World {
             machines,
             servers,
             network,
-            settings: Arc::new(Mutex::new(profile.settings.clone())),
+            wishes: Arc::new(Mutex::new(Wishes {
+                settings: profile.settings.clone(),
+                servers: (0..profile.servers).collect(),
+                leaving: BTreeSet::new(),
+                leader: None,
+            })),
             timing: timing(latency),
             service: None,
             unserved_since: Duration::ZERO,
@@ -205,6 +215,9 @@ impl World {
             "{}: {} servers, network up to {latency} ms, disk {disk_ms} ms, {:?}",
             profile.name, profile.servers, profile.settings
         ));
+        for at in 0..profile.servers {
+            world.servers[at].take_in((0..profile.servers).collect());
+        }
         world.start_server(0);
         for at in 1..profile.servers {
             let after = world.dice.millis(0, 200);
@@ -219,7 +232,7 @@ impl World {
     /// What must not be.
     pub fn run(&mut self) -> Result<(), Violation> {
         self.run_for(50 * MS)?;
-        if self.servers.len() > 1 {
+        if self.are_several() {
             self.form()?;
         }
         for machine in 0..self.machines.len() {
@@ -254,7 +267,7 @@ impl World {
             .map(|it| it.client_id.as_str())
             .collect();
         let plain = ids.len() == self.machines.len() && self.profile.goes_without_quorum();
-        if self.servers.len() > 1 && plain && self.dice.percent(50) {
+        if self.are_several() && plain && self.dice.percent(50) {
             self.one_is_enough()?;
         }
         if self.dice.percent(25) {
@@ -318,6 +331,7 @@ impl World {
             }
         }
         self.reap_servers();
+        self.decommission();
     }
 
     fn observe(&mut self) -> Result<(), Violation> {
@@ -364,6 +378,8 @@ impl World {
                 && !process.is_closing()
                 && machine.weight > 0
                 && !machine.is_draining;
+            let inside = client.inspect_at(machine.host.clock_at(now));
+            let numbered_by = inside.epoch.filter(|epoch| epoch.degraded > 0);
             views.push(View {
                 host,
                 process: machine.processes,
@@ -372,7 +388,9 @@ impl World {
                 willing,
                 weight: machine.weight,
                 drains: machine.is_draining,
-                inside: client.inspect_at(machine.host.clock_at(now)),
+                by_follower: numbered_by
+                    .is_some_and(|epoch| self.follows(usize::from(epoch.replica), host)),
+                inside,
                 running: process.running(),
                 begun: Vec::new(),
             });

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::{Later, World};
 use crate::sim::network::{Link, Place, Way};
 use crate::sim::oracle::Violation;
-use crate::sim::profile::DEGRADED_AFTER;
 use crate::sim::worker::{self, server_name};
 
-/// How long a server keeps a connection of another one on which nothing comes.
-const PEER_IDLE: Duration = Duration::from_secs(10);
+/// How long a server of several keeps a connection on which nothing comes: one of another server; or one of a client that
+/// died while it connected, which is waited for, and then told so.
+const HALF_OPEN: Duration = Duration::from_secs(20);
 
 /// How long it may take until all clients have turned to a server that serves without a quorum, and are numbered.
 const ATTACHING: Duration = Duration::from_secs(3);
@@ -28,6 +28,7 @@ impl World {
         for at in 0..self.machines.len() {
             let machine = &mut self.machines[at];
             machine.host.resume();
+            machine.went_on = self.sim.elapsed();
             machine.is_draining = false;
             machine.weight = machine.weight.max(1);
             if machine.is_up {
@@ -87,6 +88,13 @@ impl World {
         }
         if let Some(at) = self.servers.iter().position(|server| server.is_blank) {
             return Err(format!("{} is not brought up", server_name(at)));
+        }
+        if let Some((at, ..)) = self.service.filter(|(at, ..)| !self.is_as_wanted(*at)) {
+            let wanted = self.members();
+            let voters = self.voters(at);
+            return Err(format!(
+                "servers {wanted:?} are wanted, and there are {voters:?}"
+            ));
         }
         for (at, machine) in self.machines.iter().enumerate() {
             let client = machine.process.as_ref().filter(|_| machine.is_up);
@@ -160,7 +168,11 @@ impl World {
         };
         self.last_event = self.now();
         let at = self.leader().unwrap_or(0);
-        let kinds = if self.servers.len() > 1 { 6 } else { 3 };
+        let kinds = match (self.are_several(), self.profile.spares) {
+            (false, _) => 3,
+            (true, 0) => 7,
+            (true, _) => 9,
+        };
         match self.dice.below(kinds) {
             0 => self.kill_server(at, away),
             1 => self.server_loses_power(at, away),
@@ -171,7 +183,10 @@ impl World {
                 links.retain(|between| matches!(between.from, Place::Server(_)));
                 self.link(&links, Link::Cut(Way::Both), away);
             }
-            _ => self.restart_all()?,
+            5 => self.restart_all()?,
+            6 => self.transfer(None),
+            7 => drop(self.add_server()),
+            _ => drop(self.remove_server(at)),
         }
         self.run_for(away)?;
         self.settle("after a restart of servers", Duration::from_secs(12))?;
@@ -188,11 +203,12 @@ impl World {
     /// Promise 3: one surviving server is enough, also for those who join meanwhile; and when the others are back, all
     /// is as before.
     pub(super) fn one_is_enough(&mut self) -> Result<(), Violation> {
-        let survivor = self.dice.index(self.servers.len());
+        let members = self.members();
+        let survivor = self.dice.pick(&members);
         let away = self.dice.millis(10_000, 11_000);
         let back = self.now() + away;
         self.note(&format!("only {} is left", server_name(survivor)));
-        for at in (0..self.servers.len()).filter(|at| *at != survivor) {
+        for at in members.into_iter().filter(|at| *at != survivor) {
             self.kill_server(at, away);
         }
         if let Some(at) = self.machines.iter().position(|machine| !machine.is_up) {
@@ -200,7 +216,7 @@ impl World {
         }
         self.last_event = self.now();
         let start = self.now();
-        let limit = start + DEGRADED_AFTER + ATTACHING;
+        let limit = start + self.profile.degraded_after + ATTACHING;
         while let Err(missing) = self.is_divided() {
             self.step()?;
             if self.now() > limit {
@@ -239,7 +255,7 @@ impl World {
 
     /// One after the other, in good order, as an update does.
     fn restart_all(&mut self) -> Result<(), Violation> {
-        for at in 0..self.servers.len() {
+        for at in self.members() {
             self.stop_server(at);
             let limit = self.now() + Duration::from_secs(15);
             let mut was_away = false;
@@ -272,10 +288,10 @@ impl World {
                 ));
             }
         }
-        // Half-open connections of the trouble end at the idle limit; those between servers at one of their own.
+        // Half-open connections of the trouble end at the idle limit, or at one of their own.
         let idle = self.profile.longest_lease() * 3;
-        let idle = if self.servers.len() > 1 {
-            idle.max(PEER_IDLE)
+        let idle = if self.are_several() {
+            idle.max(HALF_OPEN)
         } else {
             idle
         };
@@ -286,8 +302,9 @@ impl World {
             return Err(Violation::new("left behind", what));
         }
         // The other servers have one each.
-        let expected = format!(" {}", self.servers.len() - 1);
-        for server in self.servers.iter().filter_map(|server| server.seen()) {
+        let expected = format!(" {}", self.members().len() - 1);
+        let members = self.members().into_iter();
+        for server in members.filter_map(|at| self.servers[at].seen()) {
             let metrics = server.metrics.encode();
             let open = metrics
                 .lines()

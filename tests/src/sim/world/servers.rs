@@ -3,6 +3,7 @@
 use skyschedule_common::env::sim::Host;
 use skyschedule_common::protocol::messages::{Millis, Numbering};
 use skyschedule_server::consensus::MemoryDisk;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::{Later, SHORT_ELECTION, SHORT_OUTAGE, World};
 use crate::sim::network::{Between, Link, Place};
 use crate::sim::oracle::{Applied, Violation};
 use crate::sim::profile::{LEASE, LONGER_LEASE};
-use crate::sim::server;
+use crate::sim::server::{self, replica_id};
 use crate::sim::worker::server_name;
 
 /// How long several servers may take to become a cluster, where nothing is wrong.
@@ -21,6 +22,22 @@ const FORMING: Duration = Duration::from_secs(5);
 
 /// Servers that were in trouble have found each other again within this time.
 const RECOVERY: Duration = Duration::from_millis(1_500);
+
+/// What was told before so long has arrived, or is lost.
+const LONG: Duration = Duration::from_secs(2);
+
+/// What a server's machine is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Its server belongs to the cluster, or is being added.
+    Member,
+    /// Its server is being removed.
+    Leaving,
+    /// Its server has lost its disk, and is being removed before it is added anew.
+    Lost,
+    /// Nothing yet.
+    Spare,
+}
 
 /// A server's machine.
 pub(super) struct Sky {
@@ -36,6 +53,11 @@ pub(super) struct Sky {
     down_since: Duration,
     /// The disk was lost, and the others may not have brought it up yet.
     pub(super) is_blank: bool,
+    pub(super) role: Role,
+    /// The servers of its configuration.
+    pub(super) peers: BTreeSet<usize>,
+    /// It is known to be no member any more: when its machine is emptied.
+    pub(super) emptied_at: Option<Duration>,
     /// Where its state was when it was last looked at.
     applied: Option<u64>,
 }
@@ -68,6 +90,9 @@ impl Sky {
             up_since: None,
             down_since: Duration::ZERO,
             is_blank: false,
+            role: Role::Spare,
+            peers: BTreeSet::new(),
+            emptied_at: None,
             applied: None,
         }
     }
@@ -101,20 +126,22 @@ impl World {
     }
 
     pub(super) fn start_server(&mut self, at: usize) {
-        if self.servers[at].up_since.is_some() {
+        let may_run = matches!(self.servers[at].role, Role::Member | Role::Leaving);
+        if self.servers[at].up_since.is_some() || !may_run {
             return;
         }
         let name = server_name(at);
         self.note(&format!("{name}: starts"));
         let now = self.now();
-        let (servers, timing) = (self.servers.len(), self.timing);
+        let (timing, degraded_after) = (self.timing, self.profile.degraded_after);
         let server = &mut self.servers[at];
         let process = server::Process::new(server::Setup {
             at,
-            servers,
+            peers: server.peers.clone(),
             timing,
+            degraded_after,
             disk: server.disk.clone(),
-            settings: Arc::clone(&self.settings),
+            wishes: Arc::clone(&self.wishes),
         });
         *server.slot.lock().unwrap() = Some(Arc::clone(&process));
         server.process = Some(process);
@@ -164,7 +191,7 @@ impl World {
         if let Some(process) = &self.servers[at].process {
             process.stop();
         }
-        if self.servers.len() == 1 {
+        if !self.are_several() {
             let away = self.outage() + Duration::from_millis(250);
             self.schedule(away, Later::StartServer(at));
         }
@@ -181,7 +208,7 @@ impl World {
             }
             self.note(&format!("{}: stopped", server_name(at)));
             self.server_dies(at, true);
-            if self.servers.len() > 1 {
+            if self.are_several() && self.servers[at].role == Role::Member {
                 let away = self.outage();
                 self.schedule(away, Later::StartServer(at));
             }
@@ -263,7 +290,7 @@ impl World {
 
     /// The operator wants something else of the group.
     pub(super) fn configure(&mut self) {
-        let mut settings = self.settings.lock().unwrap().clone();
+        let mut settings = self.wishes.lock().unwrap().settings.clone();
         match self.dice.below(4) {
             0 => {
                 settings.numbering = self.dice.pick(&[
@@ -286,12 +313,15 @@ impl World {
             "the operator wants {:?}, caps {:?}, lease {:?}",
             settings.numbering, settings.max_slots, settings.lease
         ));
-        *self.settings.lock().unwrap() = settings;
-        let processes = self
-            .servers
-            .iter()
-            .filter_map(|server| server.process.as_ref());
-        processes.for_each(|process| process.configure());
+        self.wishes.lock().unwrap().settings = settings;
+        self.tell_the_operator();
+    }
+
+    /// Whoever acts for the operator looks what he wants.
+    pub(super) fn tell_the_operator(&self) {
+        let processes = self.servers.iter();
+        let processes = processes.filter_map(|server| server.process.as_ref());
+        processes.for_each(|process| process.wish());
     }
 
     /// The server that leads, as far as it knows; of two, the newer.
@@ -305,20 +335,23 @@ impl World {
             let leadership = self.servers[at].seen()?.consensus.leadership();
             leadership.own.map(|_| (at, leadership.term))
         };
-        let servers = (0..self.servers.len()).filter(|at| self.servers[*at].runs() && fits(*at));
-        servers.filter_map(leads).max_by_key(|(_, term)| *term)
+        let servers = (0..self.servers.len()).filter(|at| self.servers[*at].runs());
+        let leaders = servers.filter_map(leads).filter(|(at, _)| fits(*at));
+        leaders.max_by_key(|(_, term)| *term)
     }
 
     /// Notes who serves clients: who runs, and leads, and reaches a quorum.
     pub(super) fn note_service(&mut self) {
         let now = self.now();
+        let reaches = |at: usize, other: usize| {
+            let link = || self.network.link(Between::servers(at, other));
+            at == other || (self.servers[other].runs() && link() == Link::Clear)
+        };
         let reaches_quorum = |at: usize| {
-            let reached = (0..self.servers.len()).filter(|other| {
-                *other == at
-                    || (self.servers[*other].runs()
-                        && self.network.link(Between::servers(at, *other)) == Link::Clear)
-            });
-            reached.count() * 2 > self.servers.len()
+            let (voters, changing) = self.voters(at);
+            let reached = voters.iter().filter(|other| reaches(at, **other)).count();
+            // Those of before must agree, and those of after.
+            reached * 2 > voters.len() && (!changing || reached * 2 > voters.len() + 1)
         };
         let serves = match self.servers.as_slice() {
             [alone] => (alone.runs() && alone.seen().is_some()).then_some((0, 0)),
@@ -334,14 +367,42 @@ impl World {
                 server.is_blank && server.seen().is_some_and(|seen| seen.consensus.is_full());
             server.is_blank &= !full;
         }
-        let all_well = self
-            .servers
-            .iter()
-            .all(|server| server.runs() && !server.is_blank)
-            && self.service.is_some()
+        let all_well = self.servers.iter().all(|server| match server.role {
+            Role::Member => server.runs() && !server.is_blank,
+            Role::Leaving | Role::Lost => false,
+            Role::Spare => true,
+        }) && self.service.is_some_and(|(at, ..)| self.is_as_wanted(at))
             && self.network.are_clear(self.peer_links())
             && !self.later.values().any(|later| later.is_of_server());
         self.well_since = all_well.then(|| self.well_since.unwrap_or(now));
+    }
+
+    /// Whether this replica has followed a leader for long, and what it told this client since has arrived.
+    pub(super) fn follows(&self, replica: usize, client: usize) -> bool {
+        let now = self.now();
+        let is_long = |since: Duration| now >= since + LONG;
+        let Some((leader, _, since)) = self.service else {
+            return false;
+        };
+        let Some(server) = replica.checked_sub(1).filter(|at| *at != leader) else {
+            return false;
+        };
+        let links = [
+            Between::servers(server, leader),
+            Between::client(client, server),
+        ];
+        let runs = |at: usize| self.servers[at].up_since.is_some_and(is_long);
+        let hears =
+            |seen: &server::Seen| seen.consensus.leadership().leader == Some(replica_id(leader));
+        is_long(since)
+            && is_long(self.machines[client].went_on)
+            && runs(server)
+            && runs(leader)
+            && self.servers[server].runs()
+            && self.servers[server].seen().is_some_and(|seen| hears(&seen))
+            && links
+                .into_iter()
+                .all(|link| self.network.clear_since(link).is_some_and(is_long))
     }
 
     /// Whether all servers are well, and have been for long enough to have found each other.
@@ -351,8 +412,10 @@ impl World {
     }
 
     pub(super) fn peer_links(&self) -> impl Iterator<Item = Between> + use<> {
-        let count = self.servers.len();
-        (0..count).flat_map(|one| (0..one).map(move |other| Between::servers(one, other)))
+        let servers = self.present_servers();
+        let count = servers.len();
+        let pairs = (0..count).flat_map(move |one| (0..one).map(move |other| (one, other)));
+        pairs.map(move |(one, other)| Between::servers(servers[one], servers[other]))
     }
 
     /// Whether something is wrong with the servers that may make rows of available groups be held twice.
@@ -369,7 +432,7 @@ impl World {
 
     /// What servers have applied since they were last looked at.
     pub(super) fn applied(&mut self) -> Vec<Applied> {
-        let alone = self.servers.len() == 1;
+        let alone = !self.are_several();
         let mut applied = Vec::new();
         for (at, server) in self.servers.iter_mut().enumerate() {
             let Some(seen) = server.seen() else { continue };

@@ -128,7 +128,12 @@ impl World {
                 let other = self.dice.pick(&others);
                 self.set_weight(other);
                 let (soon, away) = (self.dice.millis(20, 120), self.outage());
-                self.schedule(soon, Later::KillServer(leader, away));
+                let next = if self.are_several() && self.dice.percent(70) {
+                    Later::Transfer
+                } else {
+                    Later::KillServer(leader, away)
+                };
+                self.schedule(soon, next);
             }
             Event::Weight => self.set_weight(at),
             Event::Drain => {
@@ -151,7 +156,7 @@ impl World {
 
     /// False: it cannot happen now.
     fn happens_to_server(&mut self, event: Event, down: &[usize]) -> bool {
-        let several = self.servers.len() > 1;
+        let several = self.are_several();
         let needs_several = matches!(
             event,
             Event::OneDiskLost
@@ -159,6 +164,7 @@ impl World {
                 | Event::PeerStall
                 | Event::Isolate
                 | Event::MajorityAway
+                | Event::Transfer
         );
         if needs_several && !several || self.profile.one_at_a_time && !self.servers_are_well() {
             return false;
@@ -224,15 +230,18 @@ impl World {
             }
             Event::OneDiskLost => {
                 // With two of them lost nobody knows what was decided.
-                let other_is_blank = |other: usize| other != at && self.servers[other].is_blank;
-                if (0..self.servers.len()).any(other_is_blank) {
+                if self.someone_is_new(at) {
                     return false;
                 }
                 self.lose_disk(at);
             }
             Event::PeerCut | Event::PeerStall => {
-                let step = 1 + self.dice.index(self.servers.len() - 1);
-                let between = Between::servers(at, (at + step) % self.servers.len());
+                let others = self.present_servers();
+                let others: Vec<usize> = others.into_iter().filter(|it| *it != at).collect();
+                if others.is_empty() {
+                    return false;
+                }
+                let between = Between::servers(at, self.dice.pick(&others));
                 let (way, spell) = (self.way(), self.spell());
                 let link = if event == Event::PeerCut {
                     Link::Cut(way)
@@ -260,6 +269,14 @@ impl World {
                 }
             }
             Event::Configure => self.configure(),
+            Event::Transfer => {
+                let members = self.members();
+                let to = self.dice.pick(&members);
+                self.transfer(Some(to));
+            }
+            Event::AddServer => return self.add_server(),
+            Event::RemoveServer => return self.remove_server(at),
+            Event::ReplaceServer => return self.replace_server(at),
             _ => return false,
         }
         true
@@ -351,5 +368,9 @@ fn is_of_server(event: Event) -> bool {
             | Event::MajorityAway
             | Event::ClientsCut
             | Event::Configure
+            | Event::Transfer
+            | Event::AddServer
+            | Event::RemoveServer
+            | Event::ReplaceServer
     )
 }
