@@ -1,6 +1,7 @@
 //! Which rows to ask for next, and how the database is asked.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
@@ -60,7 +61,7 @@ pub(super) struct Extent {
     /// Behind its last row.
     pub(super) last: Option<Cursor>,
     /// For each slot that has rows in it: how many, and behind the last one.
-    pub(super) slots: Vec<(u32, usize, Option<Cursor>)>,
+    pub(super) slots: BTreeMap<u32, (usize, Option<Cursor>)>,
     /// How long the query took.
     pub(super) took: Duration,
 }
@@ -114,8 +115,8 @@ impl Place {
         match &mut self.way {
             Way::Slots(rotation) => {
                 let total = rows.single().map_or(1, Share::total);
-                let (slots, after) = rotation.take(now);
-                plan_slots(statements, slots, after.as_ref(), total, most, known)
+                let (slots, after) = rotation.take(statements.slots_behind_at_most(most), now);
+                plan_slots(statements, slots, &after, total, most, known)
             }
             Way::Keyset { after, since } => {
                 if since.is_none_or(|since| now >= since + REWIND) {
@@ -154,16 +155,20 @@ impl Place {
 fn plan_slots(
     statements: &Statements,
     slots: Vec<u32>,
-    after: Option<&Cursor>,
+    after: &[Cursor],
     total: u32,
     most: usize,
     known: &HashSet<Key>,
 ) -> Plan {
     let together = slots.len() > 1 && statements.dialect() == Dialect::MySql;
     let (statement, limit) = match (&slots[..], after) {
-        // No known row is behind the cursor.
-        ([slot], Some(_)) => (statements.slot(*slot, after, most), most),
-        ([slot], None) => {
+        // No known row is behind a cursor.
+        ([slot], [cursor]) => (statements.slot(*slot, Some(cursor), most), most),
+        (many, [_, ..]) => {
+            let limit = most.div_ceil(many.len().max(1));
+            (statements.slots_behind(many, after, limit), limit)
+        }
+        ([slot], []) => {
             let limit = most + held(total, &slots, known).sum::<usize>();
             (statements.slot(*slot, None, limit), limit)
         }
@@ -271,18 +276,26 @@ impl<D: Driver> Page<D> {
             let key = head.key.clone();
             Ok(D::due(row)?.map(|due| Cursor { due, key }))
         };
-        let same = |a: &(Head, D::Row), b: &(Head, D::Row)| slot_of(&a.0) == slot_of(&b.0);
         let mut lag = 0.0_f64;
-        for rows in self.rows.chunk_by(same) {
-            let [(first, oldest), ..] = rows else {
-                continue;
-            };
-            lag = lag.max(D::lag(oldest)?);
-            let last = rows.last().map(cursor).transpose()?.flatten();
+        let mut found: HashMap<u32, (usize, usize)> = HashMap::new();
+        for (at, (head, row)) in self.rows.iter().enumerate() {
+            match found.entry(slot_of(head)) {
+                Entry::Occupied(mut slot) => {
+                    let (rows, last) = slot.get_mut();
+                    (*rows, *last) = (*rows + 1, at);
+                }
+                Entry::Vacant(slot) => {
+                    lag = lag.max(D::lag(row)?);
+                    slot.insert((1, at));
+                }
+            }
+        }
+        for (slot, (rows, last)) in found {
+            let last = cursor(&self.rows[last])?;
             if plan.slots.is_empty() {
                 self.extent.last = last;
             } else {
-                self.extent.slots.push((slot_of(first), rows.len(), last));
+                self.extent.slots.insert(slot, (rows, last));
             }
         }
         self.lag = Duration::try_from_secs_f64(lag).unwrap_or(Duration::ZERO);

@@ -1,8 +1,8 @@
-//! The slots of a share, one after the other, so that none starves.
+//! The slots of a share, some after the others, so that none starves.
 //!
-//! A slot is read on behind its last row while its pages are full, so that rows which were marked meanwhile, and which the
-//! database still has to step over, are met once. A slot that had no more is left out for a while; when all have, the
-//! consumer is idle, and looks into many slots at a time.
+//! A slot is read on behind its last row while it gives as many as it may, so that rows which were marked meanwhile, and
+//! which the database still has to step over, are met once. A slot that had no more is left out for a while; when all have,
+//! the consumer is idle, and looks into many slots at a time.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::fetch::{Extent, Plan, REWIND};
 use super::statements::Cursor;
 
 /// Most slots that one query looks into.
-const MAX_WIDTH: usize = 64;
+pub(super) const MAX_WIDTH: usize = 64;
 
 /// A query widens and narrows by this factor.
 const STEP: usize = 4;
@@ -90,8 +90,8 @@ impl Rotation {
         self.dry = 0;
     }
 
-    /// The slots to read: several from their oldest rows, or one behind a cursor.
-    pub(super) fn take(&mut self, now: Instant) -> (Vec<u32>, Option<Cursor>) {
+    /// The slots to read: each behind a cursor, of which there may be as many as `behind`, or each from its oldest row.
+    pub(super) fn take(&mut self, behind: usize, now: Instant) -> (Vec<u32>, Vec<Cursor>) {
         if self.dry >= self.slots.len() {
             self.rewind();
         }
@@ -100,29 +100,29 @@ impl Rotation {
         // While none may be read yet, the next one is, rather than none.
         let from = around(self.next).find(|at| !self.slots[*at].state.waits(now));
         self.next = from.unwrap_or(self.next);
-        let mut slots = Vec::with_capacity(self.width);
+        let (mut slots, mut cursors) = (Vec::new(), Vec::new());
         for slot in around(self.next).map(|at| &self.slots[at]) {
             let cursor = slot.state.cursor(now);
-            if slots.is_empty() {
-                slots.push(slot.number);
-                if cursor.is_some() {
-                    return (slots, cursor.cloned());
-                }
-            } else if slots.len() < self.width && cursor.is_none() && !slot.state.waits(now) {
-                slots.push(slot.number);
-            } else {
+            let is_first = slots.is_empty();
+            let fits = match cursor {
+                Some(_) => cursors.len() == slots.len() && slots.len() < behind,
+                None => cursors.is_empty() && slots.len() < self.width.max(behind),
+            };
+            if !is_first && (!fits || slot.state.waits(now)) {
                 break;
             }
+            slots.push(slot.number);
+            cursors.extend(cursor.cloned());
         }
-        (slots, None)
+        (slots, cursors)
     }
 
     /// Takes notice of a page. Whether there may be more rows right now.
     pub(super) fn advance(&mut self, plan: &Plan, page: &mut Extent, now: Instant) -> bool {
         let full = page.rows >= plan.limit;
         // Read together, only those before the last one are read to their ends.
-        let last_read = match page.slots.last() {
-            Some((number, ..)) if plan.together && full && plan.slots.contains(number) => *number,
+        let last_read = match page.slots.keys().next_back() {
+            Some(number) if plan.together && full && plan.slots.contains(number) => *number,
             _ => u32::MAX,
         };
         let until = now + (page.took * THRIFT).clamp(DRY, REWIND);
@@ -132,30 +132,29 @@ impl Rotation {
                 break;
             };
             self.next = (self.next + 1) % count;
-            let found = page
-                .slots
-                .iter_mut()
-                .find(|(number, ..)| *number == slot.number);
+            let found = page.slots.remove(&slot.number);
             let since = match &slot.state {
                 State::Behind(_, since) if now < *since + REWIND => *since,
                 _ => now,
             };
             let was_dry = slot.state.is_dry();
             slot.state = match found {
-                Some((_, rows, last)) if *rows >= plan.limit || slot.number == last_read => {
-                    match last.take() {
-                        Some(cursor) => State::Behind(cursor, since),
-                        None => State::Unread,
-                    }
+                Some((rows, last)) if rows >= plan.limit || slot.number == last_read => {
+                    last.map_or(State::Unread, |cursor| State::Behind(cursor, since))
                 }
                 _ if slot.number > last_read => State::Unread,
                 _ => State::Dry(until),
             };
             self.dry = self.dry + usize::from(slot.state.is_dry()) - usize::from(was_dry);
         }
-        if page.rows < plan.limit {
+        let wanted = if plan.together {
+            plan.limit
+        } else {
+            plan.limit * plan.slots.len()
+        };
+        if page.rows < wanted / 2 {
             self.width = (self.width * STEP).min(MAX_WIDTH);
-        } else if plan.together || page.rows >= plan.limit * plan.slots.len() {
+        } else if page.rows >= wanted {
             self.width = (self.width / STEP).max(1);
         }
         self.dry < count
@@ -198,7 +197,7 @@ mod tests {
             rows: slots.iter().map(|(_, rows)| rows).sum(),
             slots: slots
                 .iter()
-                .map(|(slot, rows)| (*slot, *rows, cursor()))
+                .map(|(slot, rows)| (*slot, (*rows, cursor())))
                 .collect(),
             ..Extent::default()
         }
@@ -210,8 +209,8 @@ mod tests {
         let mut seen: Vec<u32> = Vec::new();
         let mut queries = 0;
         loop {
-            let (slots, after) = rotation.take(now);
-            assert!(after.is_none());
+            let (slots, after) = rotation.take(1, now);
+            assert!(after.is_empty());
             seen.extend(&slots);
             queries += 1;
             if !rotation.advance(&plan(&slots, 10), &mut page(&[]), now) {
@@ -222,7 +221,7 @@ mod tests {
         seen.dedup();
         assert_eq!(seen.len(), 100);
         assert!(queries <= 6, "{queries}");
-        let (wide, _) = rotation.take(now);
+        let (wide, _) = rotation.take(1, now);
         let full: Vec<(u32, usize)> = wide.iter().map(|slot| (*slot, 2)).collect();
         rotation.advance(&plan(&wide, 2), &mut page(&full), now);
         assert!(rotation.width < wide.len(), "full slots: narrower again");
@@ -232,33 +231,47 @@ mod tests {
     fn a_full_slot_is_read_on_but_not_before_the_others_nor_for_ever() {
         let (mut rotation, now) = (rotation(3), Instant::from_nanos(0));
         for slot in 0..3 {
-            assert_eq!(rotation.take(now).0, [slot]);
+            assert_eq!(rotation.take(1, now).0, [slot]);
             assert!(rotation.advance(&plan(&[slot], 10), &mut page(&[(slot, 10)]), now));
         }
-        let (slots, after) = rotation.take(now);
-        assert!(slots == [0] && after == cursor());
-        let (_, after) = rotation.take(now + REWIND);
-        assert!(after.is_none(), "rows may have come behind the cursor");
+        let (slots, after) = rotation.take(1, now);
+        assert!(slots == [0] && after == [cursor().unwrap()]);
+        let (_, after) = rotation.take(1, now + REWIND);
+        assert!(after.is_empty(), "rows may have come behind the cursor");
+    }
+
+    #[test]
+    fn several_slots_are_read_on_together_each_behind_its_own_row() {
+        let (mut rotation, now) = (rotation(6), Instant::from_nanos(0));
+        for slots in [vec![0, 1, 2, 3], vec![4, 5]] {
+            let (taken, after) = rotation.take(4, now);
+            assert!(taken == slots && after.is_empty());
+            let full: Vec<(u32, usize)> = taken.iter().map(|slot| (*slot, 10)).collect();
+            assert!(rotation.advance(&plan(&taken, 10), &mut page(&full), now));
+        }
+        let (taken, after) = rotation.take(4, now);
+        assert_eq!(taken, [0, 1, 2, 3]);
+        assert_eq!(after.len(), 4, "none of them from its oldest row");
     }
 
     #[test]
     fn a_slot_without_more_rows_is_left_out_for_a_while_only() {
         let (mut rotation, now) = (rotation(2), Instant::from_nanos(0));
-        assert_eq!(rotation.take(now).0, [0]);
+        assert_eq!(rotation.take(1, now).0, [0]);
         assert!(rotation.advance(&plan(&[0], 10), &mut page(&[(0, 9)]), now));
         for _ in 0..3 {
-            assert_eq!(rotation.take(now).0, [1]);
+            assert_eq!(rotation.take(1, now).0, [1]);
             assert!(rotation.advance(&plan(&[1], 10), &mut page(&[(1, 10)]), now));
         }
         let later = now + DRY;
-        assert_eq!(rotation.take(later).0, [0], "new rows may be in it");
+        assert_eq!(rotation.take(1, later).0, [0], "new rows may be in it");
     }
 
     #[test]
     fn slots_read_together_are_read_to_the_last_row_of_the_page() {
         let (mut rotation, now) = (rotation(4), Instant::from_nanos(0));
         rotation.width = 4;
-        let (slots, _) = rotation.take(now);
+        let (slots, _) = rotation.take(1, now);
         assert_eq!(slots, [0, 1, 2, 3]);
         let together = Plan {
             together: true,

@@ -4,14 +4,16 @@
 //! from using a partial or expression index in a generic plan; only slot, cursor, limit and keys are bound. There is
 //! no LIMIT without ORDER BY.
 
+mod slots;
+
 use std::time::Duration;
 
-use skyschedule_common::share::{Dialect, Share, ShareUnion};
+use skyschedule_common::share::{Dialect, ShareUnion};
 
 use super::driver::{ATTEMPTS, Bind, DUE, Due, KEY, LAG, Statement};
 use super::key::Key;
 use super::schema::{KeyType, Schema};
-use super::table::{Slots, Table, literal, quoted};
+use super::table::{Table, literal, quoted};
 
 /// See the module.
 #[derive(Debug)]
@@ -115,13 +117,6 @@ impl Statements {
         self.schema.key
     }
 
-    /// The slots of this share, when rows are to be fetched slot by slot.
-    pub(super) fn slots_of<'a>(&self, rows: &'a ShareUnion) -> Option<&'a Share> {
-        let count = self.table.slots.as_ref()?.count;
-        let share = rows.single().filter(|share| share.total() == count)?;
-        (self.slot_column().is_some() || self.selects()).then_some(share)
-    }
-
     /// Whether the database can tell which rows are in a share; otherwise the process does.
     pub(super) fn selects(&self) -> bool {
         let kind = self.schema.key.kind();
@@ -141,9 +136,7 @@ impl Statements {
             self.column("t", &self.table.due),
         );
         let mut conditions = self.due_conditions("t");
-        if let Some(cursor) = after {
-            conditions.push(self.behind(&id, &due, cursor, &mut binds));
-        }
+        conditions.extend(after.map(|cursor| self.behind("t", cursor, &mut binds)));
         if let Some(own) = rows.predicate_for(self.dialect, &id, self.schema.key.kind()) {
             conditions.push(self.opaque(own));
         }
@@ -155,89 +148,6 @@ impl Statements {
             binds.add(limit_bind(limit)),
         );
         Statement::new(text, binds.values)
-    }
-
-    /// The next due rows of one slot, by due time and id.
-    pub(super) fn slot(&self, slot: u32, after: Option<&Cursor>, limit: usize) -> Statement {
-        let mut binds = Binds::new(self.dialect);
-        let slot = binds.add(Bind::Integer(i64::from(slot)));
-        let rest = self.of_slot("t", &slot, after, &mut binds);
-        let limit = binds.add(limit_bind(limit));
-        let text = format!("SELECT {}{rest} LIMIT {limit}", self.selected());
-        Statement::new(text, binds.values)
-    }
-
-    /// The first due rows of each of these slots, slot by slot: at most `limit` of each, or of all together (MariaDB,
-    /// MySQL).
-    pub(super) fn slots(&self, slots: &[u32], limit: usize) -> Statement {
-        let mut binds = Binds::new(self.dialect);
-        let selected = self.selected();
-        let text = match self.dialect {
-            Dialect::Postgres => {
-                let slots = slots.iter().copied().map(i64::from).collect();
-                let slots = binds.add(Bind::Integers(slots));
-                let rest = self.of_slot("u", "s.slot", None, &mut binds);
-                let limit = binds.add(limit_bind(limit));
-                format!(
-                    "SELECT {selected} FROM unnest({slots}) AS s(slot) \
-                     CROSS JOIN LATERAL (SELECT u.*{rest} LIMIT {limit}) AS t"
-                )
-            }
-            // It opens the table and plans anew for each arm of a UNION: 64 of them take 20 ms to find nothing.
-            Dialect::MySql => {
-                let (slot, id, due) = (
-                    self.slot_of_row("t"),
-                    self.column("t", &self.table.id),
-                    self.column("t", &self.table.due),
-                );
-                let slots = slots.iter().map(|slot| Bind::Integer(i64::from(*slot)));
-                let list = list(&slots.collect::<Vec<_>>(), &mut binds);
-                let limit = binds.add(limit_bind(limit));
-                format!(
-                    "SELECT {selected} FROM {} AS t WHERE {slot} IN ({list}) AND {} \
-                     ORDER BY {slot}, {due}, {id} LIMIT {limit}",
-                    name(self.dialect, &self.table),
-                    self.due_conditions("t").join(" AND "),
-                )
-            }
-            Dialect::Sqlite => {
-                let mut arms = Vec::with_capacity(slots.len());
-                for slot in slots {
-                    let slot = binds.add(Bind::Integer(i64::from(*slot)));
-                    let rest = self.of_slot("u", &slot, None, &mut binds);
-                    let limit = binds.add(limit_bind(limit));
-                    arms.push(format!(
-                        "SELECT {selected} FROM (SELECT u.*{rest} LIMIT {limit}) AS t"
-                    ));
-                }
-                arms.join(" UNION ALL ")
-            }
-        };
-        Statement::new(text, binds.values)
-    }
-
-    /// What follows the selected columns: the due rows of a slot, in order.
-    fn of_slot(
-        &self,
-        alias: &str,
-        slot: &str,
-        after: Option<&Cursor>,
-        binds: &mut Binds,
-    ) -> String {
-        let (id, due) = (
-            self.column(alias, &self.table.id),
-            self.column(alias, &self.table.due),
-        );
-        let mut conditions = vec![format!("{} = {slot}", self.slot_of_row(alias))];
-        conditions.extend(self.due_conditions(alias));
-        if let Some(cursor) = after {
-            conditions.push(self.behind(&id, &due, cursor, binds));
-        }
-        format!(
-            " FROM {} AS {alias} WHERE {} ORDER BY {due}, {id}",
-            name(self.dialect, &self.table),
-            conditions.join(" AND "),
-        )
     }
 
     /// Those of these rows that are still new and due.
@@ -347,25 +257,6 @@ impl Statements {
         format!("{alias}.{}", quoted(self.dialect, column))
     }
 
-    fn slot_column(&self) -> Option<&String> {
-        self.table.slots.as_ref()?.column.as_ref()
-    }
-
-    /// The slot of a row: its column, or the expression of the index.
-    fn slot_of_row(&self, alias: &str) -> String {
-        if let Some(column) = self.slot_column() {
-            return self.column(alias, column);
-        }
-        let count = self
-            .table
-            .slots
-            .as_ref()
-            .map_or(1, |slots: &Slots| slots.count);
-        let id = self.column(alias, &self.table.id);
-        let kind = self.schema.key.kind();
-        self.dialect.remainder(&id, kind, count).unwrap_or_default()
-    }
-
     fn due_conditions(&self, alias: &str) -> Vec<String> {
         let (status, due) = (
             self.column(alias, &self.table.status),
@@ -390,22 +281,31 @@ impl Statements {
         conditions
     }
 
-    fn behind(&self, id: &str, due: &str, cursor: &Cursor, binds: &mut Binds) -> String {
-        let clock = &self.schema.clock;
-        let time = |binds: &mut Binds| {
-            let placeholder = binds.add(Bind::Due(cursor.due.clone()));
-            clock.time_of(&placeholder)
-        };
+    /// That a row comes after the cursor's.
+    fn behind(&self, alias: &str, cursor: &Cursor, binds: &mut Binds) -> String {
+        let (id, due) = (
+            self.column(alias, &self.table.id),
+            self.column(alias, &self.table.due),
+        );
         if self.dialect == Dialect::MySql {
             // It makes no use of an index for a comparison of pairs.
-            let (from, later) = (time(binds), time(binds));
-            let key = self.bound_key(&cursor.key, binds);
+            let from = self.bound_time(cursor, binds);
+            let (later, key) = self.bound(cursor, binds);
             format!("{due} >= {from} AND ({due} > {later} OR {id} > {key})")
         } else {
-            let time = time(binds);
-            let key = self.bound_key(&cursor.key, binds);
+            let (time, key) = self.bound(cursor, binds);
             format!("({due}, {id}) > ({time}, {key})")
         }
+    }
+
+    fn bound(&self, cursor: &Cursor, binds: &mut Binds) -> (String, String) {
+        let time = self.bound_time(cursor, binds);
+        (time, self.bound_key(&cursor.key, binds))
+    }
+
+    fn bound_time(&self, cursor: &Cursor, binds: &mut Binds) -> String {
+        let placeholder = binds.add(Bind::Due(cursor.due.clone()));
+        self.schema.clock.time_of(&placeholder)
     }
 
     /// A condition by which no index is to be chosen, nor left: PostgreSQL takes `id % 3 = 0` for one row in 200, and a
@@ -516,143 +416,4 @@ fn limit_bind(limit: usize) -> Bind {
 }
 
 #[cfg(test)]
-mod tests {
-    use skyschedule_common::share::Numbers;
-
-    use super::*;
-    use crate::sql::clock::Clock;
-    use crate::sql::table::Retry;
-
-    fn statements(dialect: Dialect, table: Table) -> Statements {
-        let clock = match dialect {
-            Dialect::Postgres => Clock::PostgresZoned,
-            Dialect::MySql => Clock::MySqlLocal {
-                zone: "@@global.time_zone".to_owned(),
-            },
-            Dialect::Sqlite => Clock::SqliteText { minutes: 0 },
-        };
-        let schema = Schema {
-            key: KeyType::Integer,
-            key_cast: None,
-            clock,
-        };
-        Statements::new(dialect, table, schema)
-    }
-
-    fn share(total: u32, last: u32) -> ShareUnion {
-        Share::new(total, Numbers::range(0, last)).unwrap().into()
-    }
-
-    fn cursor() -> Cursor {
-        Cursor {
-            due: Due::Text("2026-11-30 12:00:00".to_owned()),
-            key: Key::Integer(7),
-        }
-    }
-
-    /// The part that decides how the table is read.
-    fn condition(statement: &Statement) -> &str {
-        statement.text.split_once(" WHERE ").unwrap().1
-    }
-
-    #[test]
-    fn a_page_has_literals_for_what_an_index_is_made_of_and_binds_the_rest() {
-        let table = || Table::new("task_info");
-        let page = |dialect| statements(dialect, table()).page(&share(3, 0), Some(&cursor()), 100);
-        assert_eq!(
-            condition(&page(Dialect::Postgres)),
-            "t.\"status\" = 0 AND t.\"task_time\" <= now() \
-             AND (t.\"task_time\", t.\"id\") > ($1, $2) \
-             AND CASE WHEN ((t.\"id\" % 3) + 3) % 3 = 0 THEN TRUE ELSE FALSE END \
-             ORDER BY t.\"task_time\", t.\"id\" LIMIT $3"
-        );
-        let mysql = page(Dialect::MySql);
-        assert_eq!(
-            condition(&mysql),
-            "t.`status` = 0 AND t.`task_time` <= CONVERT_TZ(UTC_TIMESTAMP(6), '+00:00', @@global.time_zone) \
-             AND t.`task_time` >= ? AND (t.`task_time` > ? OR t.`id` > ?) \
-             AND ((t.`id` % 3) + 3) % 3 = 0 ORDER BY t.`task_time`, t.`id` LIMIT ?"
-        );
-        assert_eq!(mysql.binds.len(), 4);
-        assert_eq!(page(Dialect::Sqlite).binds.len(), 3);
-    }
-
-    #[test]
-    fn slots_are_asked_for_one_by_one_each_with_its_own_limit() {
-        let ask = |dialect, slots: &[u32]| {
-            statements(dialect, Table::new("task_info").slot_index(1_024)).slots(slots, 50)
-        };
-        let statements = |dialect| statements(dialect, Table::new("task_info").slot_index(1_024));
-        let one = statements(Dialect::Postgres).slot(9, None, 50);
-        assert!(
-            one.text.contains(
-                "(t.\"id\" & 1023) = $1 AND t.\"status\" = 0 AND t.\"task_time\" <= now() \
-                 ORDER BY t.\"task_time\", t.\"id\" LIMIT $2"
-            ),
-            "{}",
-            one.text
-        );
-        let next = statements(Dialect::Postgres).slot(9, Some(&cursor()), 50);
-        assert!(
-            next.text
-                .contains("(t.\"task_time\", t.\"id\") > ($2, $3) ORDER BY")
-        );
-        let many = ask(Dialect::Postgres, &[9, 10, 11]);
-        assert!(
-            many.text
-                .contains("unnest($1) AS s(slot) CROSS JOIN LATERAL")
-        );
-        assert_eq!(many.binds.len(), 2);
-        let list = ask(Dialect::MySql, &[9, 10, 11]);
-        assert!(
-            list.text.contains("(t.`id` & 1023) IN (?, ?, ?, ?)")
-                && list
-                    .text
-                    .ends_with("ORDER BY (t.`id` & 1023), t.`task_time`, t.`id` LIMIT ?"),
-            "{}",
-            list.text
-        );
-        let union = ask(Dialect::Sqlite, &[9, 10, 11]);
-        assert_eq!(union.text.matches("UNION ALL").count(), 2);
-        assert_eq!(union.binds.len(), 6);
-    }
-
-    #[test]
-    fn slots_serve_only_a_group_that_has_as_many() {
-        let with = statements(Dialect::Postgres, Table::new("t").slot_index(1_024));
-        assert!(with.slots_of(&share(1_024, 99)).is_some());
-        assert!(with.slots_of(&share(512, 99)).is_none() && with.slots_of(&share(3, 0)).is_none());
-        let without = statements(Dialect::Postgres, Table::new("t"));
-        assert!(without.slots_of(&share(1_024, 99)).is_none());
-    }
-
-    #[test]
-    fn marks_are_conditional() {
-        let table = Table::new("t").retries("attempts", Retry::default());
-        let keys = [Key::Integer(5), Key::Integer(6), Key::Integer(7)];
-        let mark = |dialect, mark| statements(dialect, table.clone()).mark(mark, &keys);
-        let done = mark(Dialect::Postgres, Mark::Done);
-        assert_eq!(
-            done.text,
-            "UPDATE \"t\" SET \"status\" = 1 WHERE \"id\" = ANY($1) \
-             AND CASE WHEN \"status\" = 0 THEN TRUE ELSE FALSE END"
-        );
-        let done = mark(Dialect::MySql, Mark::Done);
-        assert_eq!(
-            done.text,
-            "UPDATE `t` SET `status` = 1 WHERE `id` IN (?, ?, ?, ?) AND `status` = 0"
-        );
-        assert_eq!(done.binds[2], done.binds[3], "filled up with the last key");
-        let again = Mark::Again {
-            attempts: 1,
-            wait: Duration::from_secs(20),
-        };
-        let again = mark(Dialect::Postgres, again);
-        assert!(
-            again
-                .text
-                .ends_with("FALSE END AND COALESCE(\"attempts\", 0) = 1")
-        );
-        assert!(!again.lasting);
-    }
-}
+mod tests;
