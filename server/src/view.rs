@@ -20,6 +20,10 @@ pub struct ClusterView {
     /// Whether the replica that answers numbers clients by itself, since it has no quorum.
     #[serde(default)]
     pub degraded: bool,
+    /// Whether the replica that answers is in a cluster. It is in none before the first of its replicas have found each
+    /// other, or before it is added: who would vote is not decided then.
+    #[serde(default)]
+    pub formed: bool,
     /// All replicas.
     pub replicas: Vec<ReplicaView>,
 }

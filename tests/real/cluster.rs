@@ -6,72 +6,17 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
-use std::time::Duration;
-
-use skyschedule_common::env;
 use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::member::{Event, Member, Options};
-use skyschedule_tests::numbering::{numbered, settled};
+use skyschedule_tests::numbering::{all, kept, numbered, settled};
 use skyschedule_tests::server::Server;
 
 const GROUP: &str = "1000";
-
-/// What must not change while only servers come and go: epoch, shares and membership of each.
-type Numbers = (Option<String>, Vec<(u32, Vec<(u32, u32)>)>, Option<String>);
-
-fn numbers(members: &[Member]) -> Vec<Numbers> {
-    let of = |member: &Member| {
-        let rows = member.rows();
-        (rows.epoch, rows.shares, member.membership())
-    };
-    members.iter().map(of).collect()
-}
-
-fn all(members: &[Member]) -> Vec<&Member> {
-    members.iter().collect()
-}
 
 /// Leases that are short, but longer than a server takes to restart on a busy machine.
 async fn leases(server: &Server) {
     let settings = serde_json::json!({ "lease_ms": 4_000, "drain_timeout_ms": 1_000 });
     server.admin().configure(GROUP, &settings).await;
-}
-
-/// Waits until the leader, as the server at `at` knows it, has heard heartbeats of so many members.
-async fn heard(cluster: &Cluster, at: usize, members: usize) {
-    let deadline = env::now() + Duration::from_secs(20);
-    loop {
-        let group = cluster.servers[at].admin().group(GROUP).await;
-        let group = group.unwrap_or_default();
-        let shown = group["members"].as_array().cloned().unwrap_or_default();
-        let active = shown
-            .iter()
-            .filter(|member| member["state"] == "active" && member["heartbeat_age_ms"].is_u64());
-        if active.count() == members && group["stale"] == false {
-            return;
-        }
-        let log = cluster.servers[at].log();
-        assert!(
-            env::now() < deadline,
-            "members are not back: {group}; {log}"
-        );
-        env::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Waits until the server at `seen_by` knows that another one does not answer.
-async fn is_away(cluster: &Cluster, seen_by: usize, at: usize) {
-    let deadline = env::now() + Duration::from_secs(10);
-    let answers = async || {
-        let view = cluster.view(seen_by).await;
-        let replicas = view["replicas"].as_array().cloned().unwrap_or_default();
-        let other = replicas.iter().find(|replica| replica["id"] == at + 1);
-        other.is_some_and(|replica| replica["reachable"] == true)
-    };
-    while answers().await {
-        assert!(env::now() < deadline, "{}", cluster.servers[seen_by].log());
-        env::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// Waits until a member has done more rows than it has by now.
@@ -98,7 +43,7 @@ async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
         members.push(busy(cluster.member(GROUP, &format!("client-{at}"))).start());
     }
     settled(&all(&members)).await;
-    let before = numbers(&members);
+    let before = kept(&members);
     let [first, second] = [(leader + 1) % 3, (leader + 2) % 3];
 
     // 3, 4, 5: by way of any server.
@@ -117,8 +62,8 @@ async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
             cluster.voters(seen_by, at + 1).await;
         }
     }
-    heard(&cluster, 4, 3).await;
-    assert_eq!(numbers(&members), before);
+    cluster.servers[4].hears(GROUP, 3).await;
+    assert_eq!(kept(&members), before);
 
     // The leader of all the time hands over, goes, and is not let in again.
     cluster
@@ -134,7 +79,7 @@ async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
         "{}",
         removed.log()
     );
-    heard(&cluster, 3, 3).await;
+    cluster.servers[3].hears(GROUP, 3).await;
 
     // One of the first three is restarted, with the list of peers that it had.
     cluster.servers[first].kill().await;
@@ -146,27 +91,25 @@ async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
     // Both others of the first three die; the first of them is given up before the second.
     cluster.servers[first].kill().await;
     let leader = cluster.leader_seen_by(4, Some(first)).await;
-    is_away(&cluster, leader, first).await;
+    cluster.is_away(leader, first).await;
     let why = cluster.refusal(4, &format!("transfer {}", first + 1)).await;
     assert!(why.contains("did not take the leadership over"), "{why}");
     cluster.change(4, &format!("remove {}", first + 1)).await;
     cluster.voters(4, 3).await;
     cluster.servers[second].kill().await;
     cluster.leader_seen_by(4, Some(second)).await;
-    heard(&cluster, 4, 3).await;
+    cluster.servers[4].hears(GROUP, 3).await;
     for member in &members {
         works(member).await;
     }
-    assert_eq!(numbers(&members), before);
+    assert_eq!(kept(&members), before);
 
     // Numbering goes on.
     let new = Options::new(cluster.servers[4].address(), GROUP, "one-more").start();
     members.push(new);
     numbered(&all(&members)).await;
-    let kept = numbers(&members)
-        .into_iter()
-        .map(|(.., membership)| membership);
-    let memberships = before.iter().map(|(.., membership)| membership.clone());
+    let kept = kept(&members).into_iter().map(|kept| kept.membership);
+    let memberships = before.iter().map(|kept| kept.membership.clone());
     assert!(kept.take(3).eq(memberships), "nobody was taken for dead");
 }
 
@@ -219,7 +162,7 @@ async fn the_named_replica_leads_and_impossible_changes_are_refused() {
     // With one away, the other one must stay.
     let [away, other] = [(leader + 1) % 3, (leader + 2) % 3];
     cluster.servers[away].kill().await;
-    is_away(&cluster, leader, away).await;
+    cluster.is_away(leader, away).await;
     for id in [other + 1, leader + 1] {
         let why = cluster.refusal(other, &format!("remove {id}")).await;
         assert!(
@@ -251,7 +194,7 @@ async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
         .map(|at| Member::start(server.address(), GROUP, &format!("client-{at}")))
         .collect();
     settled(&all(&members)).await;
-    let before = numbers(&members);
+    let before = kept(&members);
     let (done, why) = server
         .command(&["cluster", "add", "2", "127.0.0.1:1"])
         .await;
@@ -275,12 +218,12 @@ async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
         cluster.change(0, &add).await;
     }
     cluster.voters(2, 3).await;
-    heard(&cluster, 2, 2).await;
-    assert_eq!(numbers(&members), before);
+    cluster.servers[2].hears(GROUP, 2).await;
+    assert_eq!(kept(&members), before);
     // The first one may go by now.
     cluster.servers[0].kill().await;
     cluster.leader_seen_by(1, Some(0)).await;
-    heard(&cluster, 1, 2).await;
+    cluster.servers[1].hears(GROUP, 2).await;
     settled(&all(&members)).await;
-    assert_eq!(numbers(&members), before);
+    assert_eq!(kept(&members), before);
 }

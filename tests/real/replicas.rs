@@ -13,60 +13,22 @@ use rustix::process::Signal;
 use serde_json::Value;
 use skyschedule_common::env;
 use skyschedule_common::epoch::Epoch;
+use skyschedule_common::ids::Membership;
+use skyschedule_common::protocol::messages::{ClientMessage, Code, Login, ServerMessage};
 use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::member::{Member, Rows};
-use skyschedule_tests::numbering::{numbered, settled};
+use skyschedule_tests::numbering::{all, kept, numbered, settled};
+use skyschedule_tests::peer::{Peer, login};
+use skyschedule_tests::server::Server;
 
 const GROUP: &str = "1000";
 
 /// Without a quorum for so long, a replica numbers by itself.
 const DEGRADED_AFTER: Duration = Duration::from_secs(5);
 
-/// What must not change while only servers come and go: epoch, shares and membership of each.
-type Numbers = (Option<String>, Vec<(u32, Vec<(u32, u32)>)>, Option<String>);
-
-fn numbers(members: &[Member]) -> Vec<Numbers> {
-    let of = |member: &Member| {
-        let rows = member.rows();
-        (rows.epoch, rows.shares, member.membership())
-    };
-    members.iter().map(of).collect()
-}
-
-fn all(members: &[Member]) -> Vec<&Member> {
-    members.iter().collect()
-}
-
 /// A cluster that gives short leases, and three members that have settled.
 async fn group() -> (Cluster, Vec<Member>) {
-    let cluster = Cluster::start().await;
-    let leader = cluster.leader().await;
-    cluster.servers[leader].admin().short_leases(GROUP).await;
-    let members = cluster.members(GROUP, 3);
-    settled(&all(&members)).await;
-    (cluster, members)
-}
-
-/// Waits until the leader has heard a heartbeat of each of these members.
-async fn heard_by_leader(cluster: &Cluster, leader: usize, members: &[Member]) {
-    let deadline = env::now() + Duration::from_secs(20);
-    loop {
-        let group = cluster.servers[leader].admin().group(GROUP).await;
-        let group = group.unwrap_or_default();
-        let shown = group["members"].as_array().cloned().unwrap_or_default();
-        let active = shown
-            .iter()
-            .filter(|member| member["state"] == "active" && member["heartbeat_age_ms"].is_u64());
-        if active.count() == members.len() && group["stale"] == false {
-            return;
-        }
-        let log = cluster.servers[leader].log();
-        assert!(
-            env::now() < deadline,
-            "members are not back: {group}; {log}"
-        );
-        env::sleep(Duration::from_millis(20)).await;
-    }
+    Cluster::with_members(GROUP, 3, 2_000).await
 }
 
 /// A new member, and how long after `start` all four had their numbers.
@@ -125,7 +87,7 @@ async fn a_killed_leader_ends_no_membership_and_comes_back_as_a_follower() {
     assert!(took < Duration::from_secs(10), "{took:?}");
     let next = cluster.leader_seen_by((leader + 1) % 3, Some(leader)).await;
     assert_eq!(of(&members[..3]), before);
-    heard_by_leader(&cluster, next, &members).await;
+    cluster.servers[next].hears(GROUP, members.len()).await;
     cluster.servers[leader].restart().await;
     settled(&all(&members)).await;
     assert_eq!(cluster.leader().await, next);
@@ -134,7 +96,7 @@ async fn a_killed_leader_ends_no_membership_and_comes_back_as_a_follower() {
 #[tokio::test]
 async fn a_leader_that_stood_still_renews_nothing_and_grants_nothing() {
     let (cluster, mut members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     let leader = cluster.leader().await;
     let admin = cluster.servers[leader].admin();
     let told = admin.metric("skyschedule_told_total").await;
@@ -143,17 +105,17 @@ async fn a_leader_that_stood_still_renews_nothing_and_grants_nothing() {
     let other = (leader + 1) % 3;
     let next = cluster.leader_seen_by(other, Some(leader)).await;
     env::sleep(Duration::from_secs(10)).await;
-    heard_by_leader(&cluster, next, &members).await;
-    assert_eq!(numbers(&members), before);
+    cluster.servers[next].hears(GROUP, members.len()).await;
+    assert_eq!(kept(&members), before);
     // What it knows is out of date by the time that it wakes up.
     one_more(&cluster, &mut members, env::now().as_nanos()).await;
     settled(&all(&members)).await;
-    let before = numbers(&members);
+    let before = kept(&members);
     cluster.servers[leader].signal(Signal::CONT);
     env::sleep(Duration::from_secs(3)).await;
     settled(&all(&members)).await;
     assert_eq!(cluster.leader().await, next);
-    assert_eq!(numbers(&members), before);
+    assert_eq!(kept(&members), before);
     assert!(cluster.servers[leader].logged("leads no more"));
     assert_eq!(admin.metric("skyschedule_told_total").await, told);
     assert_eq!(admin.metric("skyschedule_commits_total").await, committed);
@@ -163,7 +125,7 @@ async fn a_leader_that_stood_still_renews_nothing_and_grants_nothing() {
 #[tokio::test]
 async fn a_rolling_restart_changes_no_epoch() {
     let (mut cluster, members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     let leader = cluster.leader().await;
     // The leader first, so that the leadership moves twice at least.
     for at in [leader, (leader + 1) % 3, (leader + 2) % 3] {
@@ -176,10 +138,10 @@ async fn a_rolling_restart_changes_no_epoch() {
         );
         cluster.servers[at].restart().await;
         let leader = cluster.leader().await;
-        heard_by_leader(&cluster, leader, &members).await;
+        cluster.servers[leader].hears(GROUP, members.len()).await;
     }
     settled(&all(&members)).await;
-    assert_eq!(numbers(&members), before);
+    assert_eq!(kept(&members), before);
 }
 
 #[tokio::test]
@@ -214,7 +176,7 @@ async fn one_replica_is_enough(survivor_led: bool) {
     ];
     settled(&all(&exclusive)).await;
     settled(&all(&members)).await;
-    let (before, exclusive_before) = (epochs(&members), numbers(&exclusive));
+    let (before, exclusive_before) = (epochs(&members), kept(&exclusive));
     let exclusive_epochs = epochs(&exclusive);
 
     let others = [(survivor + 1) % 3, (survivor + 2) % 3];
@@ -299,9 +261,9 @@ async fn one_replica_is_enough(survivor_led: bool) {
         env::sleep(Duration::from_millis(20)).await;
     }
     settled(&all(&members)).await;
-    heard_by_leader(&cluster, leader, &members).await;
+    cluster.servers[leader].hears(GROUP, members.len()).await;
     settled(&all(&exclusive)).await;
-    assert_eq!(numbers(&exclusive), exclusive_before);
+    assert_eq!(kept(&exclusive), exclusive_before);
     assert_eq!(cluster.view(survivor).await["degraded"], false);
 }
 
@@ -430,7 +392,7 @@ async fn a_disk_of_another_cluster_or_another_replica_is_refused() {
 #[tokio::test]
 async fn a_replica_that_lost_its_disk_is_brought_up_before_it_counts() {
     let (mut cluster, members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     let leader = cluster.leader().await;
     let [blank, other] = [(leader + 1) % 3, (leader + 2) % 3];
     cluster.servers[blank].kill().await;
@@ -453,16 +415,67 @@ async fn a_replica_that_lost_its_disk_is_brought_up_before_it_counts() {
         env::sleep(Duration::from_millis(20)).await;
     }
     let leader = cluster.leader().await;
-    heard_by_leader(&cluster, leader, &members).await;
+    cluster.servers[leader].hears(GROUP, members.len()).await;
     settled(&all(&members)).await;
-    assert_eq!(numbers(&members), before);
+    assert_eq!(kept(&members), before);
     // It knows all: with it, and without the leader, the numbering goes on where it was.
     let leader = cluster.leader().await;
     if leader != blank {
         cluster.servers[leader].kill().await;
         let next = cluster.leader_seen_by(blank, Some(leader)).await;
-        heard_by_leader(&cluster, next, &members).await;
+        cluster.servers[next].hears(GROUP, members.len()).await;
         settled(&all(&members)).await;
-        assert_eq!(numbers(&members), before);
+        assert_eq!(kept(&members), before);
+    }
+}
+
+/// Whatever keeps it from becoming a member, whether that is known at once or only when it is decided: by the numbering of
+/// the quorum, rows that a replica gave without one are others'.
+#[tokio::test]
+async fn a_client_numbered_without_a_quorum_gives_its_rows_up_when_it_has_to_wait() {
+    let server = Server::start_open().await;
+    let (address, minted) = (
+        server.address(),
+        Membership {
+            number: 7,
+            replica: 2,
+        },
+    );
+    let heavy = |client: &str| Login {
+        weight: 1_000,
+        ..login(GROUP, client)
+    };
+    let attach = |membership| ClientMessage::Attach {
+        membership,
+        epoch: Epoch::ZERO,
+    };
+    // As many as go into a modulo group.
+    let mut members = Vec::new();
+    for at in 0..65 {
+        let mut member = Peer::authenticated(address).await;
+        let login = heavy(&format!("{at}"));
+        member.send(ClientMessage::Login(login.into())).await;
+        member.attach().await;
+        members.push(member);
+    }
+    for (client, code) in [("1", Code::ID_IN_USE), ("65", Code::LIMIT)] {
+        let mut peer = Peer::authenticated(address).await;
+        let login = Login {
+            membership: Some(minted),
+            ..heavy(client)
+        };
+        peer.send(ClientMessage::Login(login.into())).await;
+        for named in [Some(minted), None] {
+            peer.send(attach(named)).await;
+            let answer = |message: ServerMessage| match message {
+                ServerMessage::Gone { membership } => Some(Ok(membership)),
+                ServerMessage::Wait(refusal) => Some(Err(refusal.code)),
+                _ => None,
+            };
+            if let Some(membership) = named {
+                assert_eq!(peer.until(answer).await, Ok(membership), "{client}");
+            }
+            assert_eq!(peer.until(answer).await, Err(code), "{client}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use skyschedule_client::{Client, Mode};
 use skyschedule_common::env;
 use skyschedule_tests::member::{Member, Options};
-use skyschedule_tests::numbering::{covered, numbered, settled};
+use skyschedule_tests::numbering::{all, covered, kept, numbered, settled};
 use skyschedule_tests::server::{PASSWORD, Server, USER};
 
 const GROUP: &str = "1000";
@@ -24,64 +24,31 @@ async fn group() -> (Server, Vec<Member>) {
     server.admin().short_leases(GROUP).await;
     let start = |at| Member::start(server.address(), GROUP, &format!("client-{at}"));
     let members: Vec<Member> = (0..3).map(start).collect();
-    settled(&members.iter().collect::<Vec<_>>()).await;
+    settled(&all(&members)).await;
     (server, members)
-}
-
-/// What must not change while only servers come and go: epoch, shares and membership of each.
-type Numbers = (Option<String>, Vec<(u32, Vec<(u32, u32)>)>, Option<String>);
-
-fn numbers(members: &[Member]) -> Vec<Numbers> {
-    let of = |member: &Member| {
-        let rows = member.rows();
-        (rows.epoch, rows.shares, member.membership())
-    };
-    members.iter().map(of).collect()
-}
-
-/// Waits until the server, as it is now, has heard a heartbeat of each of these members.
-async fn heard_again(server: &Server, members: &[Member]) {
-    let deadline = env::now() + Duration::from_secs(20);
-    loop {
-        let group = server.admin().group(GROUP).await.unwrap_or_default();
-        let shown = group["members"].as_array().cloned().unwrap_or_default();
-        let active = shown
-            .iter()
-            .filter(|member| member["state"] == "active" && member["heartbeat_age_ms"].is_u64())
-            .count();
-        if active == members.len() {
-            return;
-        }
-        assert!(
-            env::now() < deadline,
-            "members are not back: {group}; {}",
-            server.log()
-        );
-        env::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[tokio::test]
 async fn a_server_that_is_restarted_moves_no_share() {
     let (mut server, members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     assert_eq!(server.stop().await.code(), Some(0), "{}", server.log());
     server.restart().await;
-    heard_again(&server, &members).await;
-    settled(&members.iter().collect::<Vec<_>>()).await;
-    assert_eq!(numbers(&members), before);
+    server.hears(GROUP, members.len()).await;
+    settled(&all(&members)).await;
+    assert_eq!(kept(&members), before);
 }
 
 #[tokio::test]
 async fn a_server_that_is_killed_has_forgotten_nothing_that_it_said() {
     let (mut server, members) = group().await;
     for _ in 0..3 {
-        let before = numbers(&members);
+        let before = kept(&members);
         server.kill().await;
         server.restart().await;
-        heard_again(&server, &members).await;
-        settled(&members.iter().collect::<Vec<_>>()).await;
-        assert_eq!(numbers(&members), before);
+        server.hears(GROUP, members.len()).await;
+        settled(&all(&members)).await;
+        assert_eq!(kept(&members), before);
     }
     // It also goes on counting where it was: who joins now gets a higher epoch.
     let newcomer = Member::start(server.address(), GROUP, "newcomer");
@@ -104,7 +71,7 @@ async fn a_server_that_is_killed_has_forgotten_nothing_that_it_said() {
 #[tokio::test]
 async fn while_every_server_is_away_clients_work_on_and_nothing_has_moved_when_it_is_back() {
     let (mut server, mut members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     server.kill().await;
     for member in &members {
         let alone = member
@@ -114,28 +81,28 @@ async fn while_every_server_is_away_clients_work_on_and_nothing_has_moved_when_i
     }
     env::sleep(2 * LEASE).await;
     for (at, member) in members.iter_mut().enumerate() {
-        let own = i64::from(before[at].1[0].1[0].0);
+        let own = i64::from(before[at].shares[0].1[0].0);
         assert!(member.begin(own).await, "its own row; {member}");
         member.end(own).await;
         assert!(!member.begin(own + 1).await, "another's row; {member}");
     }
     server.restart().await;
-    heard_again(&server, &members).await;
-    settled(&members.iter().collect::<Vec<_>>()).await;
-    assert_eq!(numbers(&members), before);
+    server.hears(GROUP, members.len()).await;
+    settled(&all(&members)).await;
+    assert_eq!(kept(&members), before);
 }
 
 /// Heartbeats wait unread while a server is stopped: its silence is not theirs.
 #[tokio::test]
 async fn a_server_that_stood_still_for_longer_than_a_lease_drops_nobody() {
     let (server, members) = group().await;
-    let before = numbers(&members);
+    let before = kept(&members);
     server.signal(Signal::STOP);
     env::sleep(2 * LEASE).await;
     server.signal(Signal::CONT);
     env::sleep(LEASE).await;
-    settled(&members.iter().collect::<Vec<_>>()).await;
-    assert_eq!(numbers(&members), before);
+    settled(&all(&members)).await;
+    assert_eq!(kept(&members), before);
 }
 
 #[tokio::test]

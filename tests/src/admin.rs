@@ -22,6 +22,16 @@ impl Admin {
         Self(address)
     }
 
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.0
+    }
+
+    /// Whether anybody answers.
+    pub async fn answers(&self) -> bool {
+        self.call("GET", "/healthz", None).await.is_ok()
+    }
+
     /// Whether the server can number clients.
     pub async fn is_ready(&self) -> bool {
         self.call("GET", "/readyz", None)

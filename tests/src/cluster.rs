@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use skyschedule_common::env;
 
 use crate::member::{Member, Options};
+use crate::numbering::{all, settled};
 use crate::server::Server;
 
 /// How long servers may take for what takes a second.
@@ -59,6 +60,18 @@ impl Cluster {
         cluster
     }
 
+    /// A cluster with so many members of a group that have settled; their leases are so long, in milliseconds.
+    pub async fn with_members(group: &str, count: usize, lease: u32) -> (Self, Vec<Member>) {
+        let cluster = Self::start().await;
+        let leader = cluster.leader().await;
+        let settings = json!({ "lease_ms": lease, "drain_timeout_ms": 1_000 });
+        let admin = cluster.servers[leader].admin();
+        admin.configure(group, &settings).await;
+        let members = cluster.members(group, count);
+        settled(&all(&members)).await;
+        (cluster, members)
+    }
+
     /// One more server, which is started and waits to be added; its place.
     pub async fn newcomer(&mut self) -> usize {
         let at = self.servers.len();
@@ -74,12 +87,9 @@ impl Cluster {
 
     /// Waits until the server at this place has found the cluster, in which it is not yet.
     pub async fn waits_to_be_added(&self, at: usize) {
-        let deadline = env::now() + PATIENCE;
         let new = &self.servers[at];
-        while !new.logged("it is not in the cluster of the others") {
-            assert!(env::now() < deadline, "{}", new.log());
-            env::sleep(Duration::from_millis(20)).await;
-        }
+        new.until_logged("it is not in the cluster of the others")
+            .await;
     }
 
     /// Runs `skyschedule cluster` with these arguments against the server at this place, which must succeed. It is told to
@@ -87,7 +97,7 @@ impl Cluster {
     pub async fn change(&self, at: usize, arguments: &str) -> String {
         let deadline = env::now() + PATIENCE;
         loop {
-            let (done, text) = self.cluster_command(at, arguments).await;
+            let (done, text) = self.command(at, arguments).await;
             if done {
                 return text;
             }
@@ -104,14 +114,22 @@ impl Cluster {
         }
     }
 
-    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must refuse; why.
+    /// Runs `skyschedule cluster` with these arguments against the server at this place, which must refuse, where the
+    /// leader can be asked; why.
     pub async fn refusal(&self, at: usize, arguments: &str) -> String {
-        let (done, text) = self.cluster_command(at, arguments).await;
-        assert!(!done, "cluster {arguments}: {text}");
-        text
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let (done, text) = self.command(at, arguments).await;
+            assert!(!done, "cluster {arguments}: {text}");
+            if !text.contains("try again") || env::now() > deadline {
+                return text;
+            }
+            env::sleep(Duration::from_millis(100)).await;
+        }
     }
 
-    async fn cluster_command(&self, at: usize, arguments: &str) -> (bool, String) {
+    /// Runs `skyschedule cluster` with these arguments against the server at this place: whether it did, and what it printed.
+    pub async fn command(&self, at: usize, arguments: &str) -> (bool, String) {
         let arguments: Vec<&str> = ["cluster"]
             .into_iter()
             .chain(arguments.split_whitespace())
@@ -124,7 +142,7 @@ impl Cluster {
         let deadline = env::now() + PATIENCE;
         let transfer = format!("transfer {}", at + 1);
         loop {
-            let (done, text) = self.cluster_command(at, &transfer).await;
+            let (done, text) = self.command(at, &transfer).await;
             if done {
                 return;
             }
@@ -146,6 +164,34 @@ impl Cluster {
             }
             assert!(env::now() < deadline, "{view}; {}", self.servers[at].log());
             env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until the server at this place knows that another one does not answer.
+    pub async fn is_away(&self, at: usize, other: usize) {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let view = self.view(at).await;
+            let mut replicas = view["replicas"].as_array().expect("replicas").iter();
+            if replicas.any(|replica| replica["id"] == other + 1 && replica["reachable"] == false) {
+                return;
+            }
+            assert!(env::now() < deadline, "{view}; {}", self.servers[at].log());
+            env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until the server at this place knows that another one votes, or is about to.
+    pub async fn votes(&self, at: usize, other: usize) {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let view = self.view(at).await;
+            let mut replicas = view["replicas"].as_array().expect("replicas").iter();
+            if replicas.any(|replica| replica["id"] == other + 1 && replica["voter"] == true) {
+                return;
+            }
+            assert!(env::now() < deadline, "{view}; {}", self.servers[at].log());
+            env::sleep(Duration::from_millis(5)).await;
         }
     }
 

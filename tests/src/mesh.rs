@@ -59,7 +59,31 @@ impl Mesh {
     }
 }
 
+impl Mesh {
+    /// One more server, which is started and waits to be added: its place, and the way on which all others reach it.
+    pub async fn newcomer(&mut self) -> (usize, Proxy) {
+        let (at, mut server) = (self.cluster.servers.len(), Server::prepared());
+        let way = Proxy::start(server.address()).await;
+        let others = (1..).zip(&self.cluster.servers);
+        let others = others.map(|(id, other)| format!("{id}={}", other.address()));
+        let own = format!("{}={}", at + 1, way.address());
+        let peers: Vec<String> = others.chain([own]).collect();
+        server.flag("--replica-id", &(at + 1).to_string());
+        server.flag("--peers", &peers.join(","));
+        server.flag("--advertise", NOWHERE);
+        server.launch();
+        self.cluster.servers.push(server);
+        self.cluster.waits_to_be_added(at).await;
+        (at, way)
+    }
+}
+
 impl Network {
+    /// The way of what the server at `from` asks the one at `to`.
+    pub fn way(&self, from: usize, to: usize) -> &Proxy {
+        &self.0[&(from, to)]
+    }
+
     /// Whether what the server at `from` says comes to the one at `to`; until it does, it waits.
     pub fn carries(&self, from: usize, to: usize, carries: bool) {
         let flow = if carries { Flow::Pass } else { Flow::Stall };

@@ -22,6 +22,35 @@ pub fn is_whole(shares: &[Share]) -> bool {
     seen == Numbers::below(total)
 }
 
+/// What a member keeps while only servers come and go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its epoch, as text.
+    pub epoch: Option<String>,
+    /// Each share: the total, and inclusive ranges of numbers.
+    pub shares: Vec<(u32, Vec<(u32, u32)>)>,
+    /// Its membership, as text.
+    pub membership: Option<String>,
+}
+
+/// What these members have at present.
+pub fn kept(members: &[Member]) -> Vec<Kept> {
+    let of = |member: &Member| {
+        let rows = member.rows();
+        Kept {
+            epoch: rows.epoch,
+            shares: rows.shares,
+            membership: member.membership(),
+        }
+    };
+    members.iter().map(of).collect()
+}
+
+/// All of them, for those who ask for some.
+pub fn all(members: &[Member]) -> Vec<&Member> {
+    members.iter().collect()
+}
+
 /// A numbering that all members have taken.
 #[derive(Debug, Clone)]
 pub struct Numbering {
@@ -42,17 +71,17 @@ impl Numbering {
 ///
 /// Just after a member was lost another one may have its rows beside its own, under the old total.
 pub async fn covered(members: &[&Member]) -> Numbering {
-    all(members, |_| true).await
+    until(members, |_| true).await
 }
 
 /// Waits until these members own every row, each one number of as many as there are members.
 pub async fn numbered(members: &[&Member]) -> Numbering {
-    all(members, |rows| has_one_of(members.len(), rows)).await
+    until(members, |rows| has_one_of(members.len(), rows)).await
 }
 
 /// As [`numbered`], and until each of them knows that all have taken the numbering: with its next heartbeat.
 pub async fn settled(members: &[&Member]) -> Numbering {
-    all(members, |rows| {
+    until(members, |rows| {
         has_one_of(members.len(), rows) && rows.settled
     })
     .await
@@ -63,7 +92,7 @@ fn has_one_of(total: usize, rows: &Rows) -> bool {
         .is_some_and(|node| usize::try_from(node.0) == Ok(total))
 }
 
-async fn all(members: &[&Member], ready: impl Fn(&Rows) -> bool) -> Numbering {
+async fn until(members: &[&Member], ready: impl Fn(&Rows) -> bool) -> Numbering {
     let deadline = env::now() + PATIENCE;
     loop {
         let rows: Vec<Rows> = members.iter().map(|member| member.rows()).collect();

@@ -14,6 +14,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::process::own_address;
 
+/// How long what a test waits for may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// What happens to the bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
@@ -60,6 +63,34 @@ struct State {
     admits: bool,
     links: Vec<Link>,
     recorded: Vec<u8>,
+    /// The direction to the server stalls before what contains these bytes.
+    snare: Option<Vec<u8>>,
+}
+
+impl State {
+    fn set(&mut self, direction: Direction, flow: Flow) {
+        self.flows[direction as usize] = flow;
+        for link in &self.links {
+            link.set(direction, flow);
+        }
+    }
+
+    /// Records what a client sends, and stalls before it where that was asked for.
+    fn record(&mut self, bytes: &[u8]) {
+        let before = self.recorded.len();
+        self.recorded.extend_from_slice(bytes);
+        let caught = self.snare.take_if(|snare| {
+            let from = before.saturating_sub(snare.len() - 1);
+            contains(&self.recorded[from..], snare)
+        });
+        if caught.is_some() {
+            self.set(Direction::ToServer, Flow::Stall);
+        }
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// One connection through the proxy.
@@ -99,6 +130,7 @@ impl Proxy {
             admits: true,
             links: Vec::new(),
             recorded: Vec::new(),
+            snare: None,
         };
         let network = Arc::new(Network {
             target,
@@ -119,10 +151,32 @@ impl Proxy {
 
     /// Sets a direction of all connections, those to come included.
     pub fn set(&self, direction: Direction, flow: Flow) {
-        let mut state = self.network.state.lock().unwrap();
-        state.flows[direction as usize] = flow;
-        for link in &state.links {
-            link.set(direction, flow);
+        self.network.state.lock().unwrap().set(direction, flow);
+    }
+
+    /// Stalls the direction to the server, until it is set again, as soon as a client sends these bytes: they, and what
+    /// follows on any connection, do not arrive.
+    pub fn stall_at(&self, bytes: &[u8]) {
+        assert!(!bytes.is_empty(), "nothing is sent always");
+        self.network.state.lock().unwrap().snare = Some(bytes.to_owned());
+    }
+
+    /// Waits until the direction to the server is stalled.
+    pub async fn stalled(&self) {
+        let deadline = env::now() + PATIENCE;
+        let flow = || self.network.state.lock().unwrap().flows[Direction::ToServer as usize];
+        while flow() != Flow::Stall {
+            assert!(env::now() < deadline, "nobody sends what is waited for");
+            env::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Waits until a client has sent these bytes.
+    pub async fn carried(&self, bytes: &[u8]) {
+        let deadline = env::now() + PATIENCE;
+        while !contains(&self.recorded(), bytes) {
+            assert!(env::now() < deadline, "nobody sends what is waited for");
+            env::sleep(Duration::from_millis(2)).await;
         }
     }
 
@@ -209,10 +263,7 @@ async fn carry(client: TcpStream, link: Link, network: Arc<Network>) {
     let [to_server, to_client] = link.0.flows.each_ref().map(watch::Sender::subscribe);
     let (mut from_client, mut into_client) = client.into_split();
     let (mut from_server, mut into_server) = server.into_split();
-    let record = |bytes: &[u8]| {
-        let mut state = network.state.lock().unwrap();
-        state.recorded.extend_from_slice(bytes);
-    };
+    let record = |bytes: &[u8]| network.state.lock().unwrap().record(bytes);
     let both = async {
         tokio::try_join!(
             pump(&mut from_client, &mut into_server, to_server, record),
@@ -269,6 +320,9 @@ async fn pump(
             return Ok(());
         }
         record(&buffer[..length]);
+        while *flow.borrow_and_update() == Flow::Stall {
+            flow.changed().await.map_err(|_| Reset)?;
+        }
         if let Flow::Delay(delay) = present {
             env::sleep(delay).await;
         }

@@ -5,6 +5,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use skyschedule_common::env;
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -71,6 +72,34 @@ impl Server {
         }
     }
 
+    /// Waits until the leader, as this server knows it, has heard heartbeats of so many members of a group.
+    pub async fn hears(&self, group: &str, members: usize) {
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let group = self.admin().group(group).await.unwrap_or_default();
+            let shown = group["members"].as_array().cloned().unwrap_or_default();
+            let is_heard =
+                |member: &Value| member["state"] == "active" && member["heartbeat_age_ms"].is_u64();
+            let heard = shown.iter().filter(|member| is_heard(member)).count();
+            if heard == members && group["stale"] == false {
+                return;
+            }
+            assert!(
+                env::now() < deadline,
+                "members are not back: {group}; {}",
+                self.log
+            );
+            env::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Gives it other addresses, from its next start on.
+    pub fn move_away(&mut self) {
+        let address = own_address();
+        self.listen = (address, 9991).into();
+        self.admin = (address, 9980).into();
+    }
+
     /// Takes its disk away, while it does not run.
     pub fn lose_disk(&mut self) {
         assert!(self.process.is_none(), "the server runs");
@@ -113,6 +142,15 @@ impl Server {
     pub async fn restart(&mut self) {
         self.launch();
         self.ready().await;
+    }
+
+    /// Waits until its admin interface answers, whether it is ready or not.
+    pub async fn answers(&self) {
+        let deadline = env::now() + PATIENCE;
+        while !self.admin().answers().await {
+            assert!(env::now() < deadline, "no answer; its log:\n{}", self.log);
+            env::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Waits until it can number clients.
@@ -197,9 +235,14 @@ impl Server {
 
     /// Runs a command of the command line against this server: whether it did, and what it printed.
     pub async fn command(&self, arguments: &[&str]) -> (bool, String) {
+        let admin = self.admin.to_string();
+        Self::command_line(&[arguments, &["--admin", &admin]].concat()).await
+    }
+
+    /// Runs a command of the command line: whether it did, and what it printed.
+    pub async fn command_line(arguments: &[&str]) -> (bool, String) {
         let output = Command::new(binary("skyschedule"))
             .args(arguments)
-            .args(["--admin", &self.admin.to_string()])
             .output()
             .await
             .expect("a command can be run");

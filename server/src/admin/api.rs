@@ -99,7 +99,7 @@ async fn put_group(
     let present = shared.handle.group(name.clone()).await?;
     let present = present.map_or_else(Settings::default, |group| group.settings);
     let settings = change(&present, &body).map_err(ApiError::Invalid)?;
-    tracing::info!(group = %name, ?settings, "settings are changed through the admin interface");
+    tracing::info!(group = %name, ?settings, "asked through the admin interface to change settings");
     Ok(Json(shared.handle.configure(name, settings).await?.into()))
 }
 

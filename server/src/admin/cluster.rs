@@ -89,9 +89,10 @@ async fn add_replica(
     tracing::info!(
         replica = id,
         address,
-        "a replica is added through the admin interface"
+        "asked through the admin interface to add a replica"
     );
-    let status = match shared.handle.consensus().add(id, &address).await? {
+    let added = shared.handle.consensus().add(id, &address).await;
+    let status = match added.inspect_err(|why| not_done("a replica was not added", id, why))? {
         Added::Voter => StatusCode::OK,
         Added::CatchesUp => StatusCode::ACCEPTED,
     };
@@ -130,9 +131,10 @@ async fn remove_replica(
     tracing::info!(
         replica = id,
         force,
-        "a replica is removed through the admin interface"
+        "asked through the admin interface to remove a replica"
     );
-    match shared.handle.consensus().remove(id, force).await? {
+    let removed = shared.handle.consensus().remove(id, force).await;
+    match removed.inspect_err(|why| not_done("a replica was not removed", id, why))? {
         Removed::Done => Ok(Json(shared.handle.cluster().await?).into_response()),
         Removed::LeadBy(leader) => {
             let target = format!("/api/v1/cluster/replicas/{id}?force={force}");
@@ -181,8 +183,14 @@ async fn transfer(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<ClusterView>, ApiError> {
     let NewLeader { to } = parse(body)?;
-    shared.handle.consensus().transfer(to).await?;
+    let transferred = shared.handle.consensus().transfer(to).await;
+    transferred
+        .inspect_err(|why| tracing::warn!(to, %why, "the leadership was not transferred"))?;
     Ok(Json(shared.handle.cluster().await?))
+}
+
+fn not_done(what: &str, replica: u16, why: &ChangeError) {
+    tracing::warn!(replica, %why, "{what}");
 }
 
 fn replica(path: Result<&Path<u16>, &PathRejection>) -> Result<u16, ApiError> {

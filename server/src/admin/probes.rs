@@ -74,6 +74,9 @@ pub(super) async fn readyz(State(shared): Server) -> Result<Json<Probe>, ApiErro
             leader: Some(_), ..
         }
         | ClusterView { degraded: true, .. } => Ok(Probe::ok()),
+        ClusterView { formed: false, .. } => Err(ApiError::Unavailable(
+            "this replica is in no cluster yet; its log says what it waits for".into(),
+        )),
         _ => Err(ApiError::Unavailable(
             "there is no leader, or it has no quorum; clients work on with what they have".into(),
         )),

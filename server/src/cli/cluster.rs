@@ -24,7 +24,8 @@ pub(super) fn command() -> Command {
             .help(help)
             .value_parser(value_parser!(u16).range(1..))
     };
-    let add = asking("add", "Adds a replica: first as a learner, then, when it has caught up, as a voter")
+    let add = Command::new("add")
+        .about("Adds a replica: first as a learner, then, when it has caught up, as a voter")
         .arg(id("Its --replica-id, which no other replica has or had").required(true))
         .arg(
             Arg::new("address")
@@ -36,7 +37,8 @@ pub(super) fn command() -> Command {
             "Start the new replica first: with --replica-id ID, an empty data folder, the cluster's secret, and --peers that \
              list it beside the others. It waits until it is added. Repeat the command if it was interrupted.",
         );
-    let remove = asking("remove", "Removes a replica for good; one that leads hands over first")
+    let remove = Command::new("remove")
+        .about("Removes a replica for good; one that leads hands over first")
         .arg(id("Which").required(true))
         .arg(
             Arg::new("force")
@@ -44,13 +46,15 @@ pub(super) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Also where too few voters that can be reached would be left: then nothing is numbered until enough are back"),
         );
-    let transfer = asking("transfer", "Has another replica lead")
+    let transfer = Command::new("transfer")
+        .about("Has another replica lead")
         .arg(id("Which; the one that knows most by default"));
     asking(
         "cluster",
         "Shows the replicas, as the one that is asked sees them; or adds one, removes one, has another one lead",
     )
-    .args_conflicts_with_subcommands(true)
+    // Before and after the name of the command.
+    .mut_args(|arg| arg.global(true))
     .subcommands([add, remove, transfer])
 }
 

@@ -30,9 +30,9 @@ pub(super) fn status(cluster: &Value, not_ready: Option<&str>, problems: &[Strin
         None => "ready".to_owned(),
     };
     format!(
-        "replica {}, term {}: {ready}\n{table}\n{}",
+        "replica {}, {}: {ready}\n{table}\n{}",
         text(&cluster["replica_id"]),
-        text(&cluster["term"]),
+        term(cluster),
         lines(problems),
     )
 }
@@ -41,10 +41,21 @@ pub(super) fn status(cluster: &Value, not_ready: Option<&str>, problems: &[Strin
 pub(super) fn cluster(cluster: &Value) -> String {
     let table = replicas(cluster);
     format!(
-        "as replica {} sees them, term {}\n{table}\n",
+        "as replica {} sees them, {}\n{table}\n",
         text(&cluster["replica_id"]),
-        text(&cluster["term"]),
+        term(cluster),
     )
+}
+
+fn is_formed(cluster: &Value) -> bool {
+    cluster["formed"] != false
+}
+
+fn term(cluster: &Value) -> String {
+    match is_formed(cluster) {
+        true => format!("term {}", text(&cluster["term"])),
+        false => "in no cluster yet".into(),
+    }
 }
 
 fn replicas(cluster: &Value) -> Table {
@@ -55,6 +66,7 @@ fn replicas(cluster: &Value) -> Table {
             text(&replica["id"]),
             text(&replica["address"]),
             match (leads, replica["voter"] == true) {
+                _ if !is_formed(cluster) => "-",
                 (true, _) => "leader",
                 (false, true) => "voter",
                 (false, false) => "learner",

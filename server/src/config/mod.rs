@@ -161,7 +161,7 @@ pub enum ConfigError {
     NotAPeer(u16),
     /// A number of replicas that is of no use.
     #[error(
-        "peers: lists {0} replicas; use one, three or five: two stop when either of them does, and more than nine only make each decision slower"
+        "peers: lists {0} replicas; use one, three or five: more than {MAX_REPLICAS} only make each decision slower"
     )]
     Replicas(usize),
     /// Strangers could take part in decisions.
@@ -255,7 +255,7 @@ impl Config {
         if !self.peers.is_empty() && !self.peers.contains_key(&self.replica_id) {
             wrong.push(ConfigError::NotAPeer(self.replica_id));
         }
-        if self.peers.len() == 2 || self.peers.len() > MAX_REPLICAS {
+        if self.peers.len() > MAX_REPLICAS {
             wrong.push(ConfigError::Replicas(self.peers.len()));
         }
         let loopback = self.listen.ip().is_loopback();
@@ -365,7 +365,8 @@ mod tests {
         let name = UserName::try_from("moon").unwrap();
         let found = wrong(|c| {
             c.replica_id = 0;
-            c.peers = [(1, "a:1".to_owned()), (2, "b".to_owned())].into();
+            c.peers = (1..10).map(|id| (id, format!("a:{id}"))).collect();
+            c.peers.insert(10, "b".to_owned());
             c.advertise = Some("c:0".into());
             c.users = vec![User::new("moon", "walker").unwrap(); 2];
             c.users[1].groups = Some(vec![]);
@@ -383,7 +384,7 @@ mod tests {
             [
                 ConfigError::ReplicaId,
                 ConfigError::NotAPeer(0),
-                ConfigError::Replicas(2),
+                ConfigError::Replicas(10),
                 texts("peers", "b"),
                 texts("advertise", "c:0"),
                 ConfigError::UserTwice(name.clone()),

@@ -89,6 +89,17 @@ pub enum ConsensusError {
         /// The data folder.
         place: String,
     },
+    /// Another process is this replica.
+    #[error(
+        "another process runs as replica {replica} at {address}, where this cluster has replica {replica}: start this one with the \
+         --replica-id and the --peers that are meant for it; or, if it takes the place of the other one, stop that one first"
+    )]
+    Twin {
+        /// Which.
+        replica: u16,
+        /// Where the other one is.
+        address: String,
+    },
     /// The cluster goes on without it.
     #[error(
         "replica {replica} was removed from its cluster, and the store in {place} takes part in it no more: stop this replica for good, \

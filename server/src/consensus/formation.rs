@@ -20,6 +20,7 @@ use super::members::Members;
 use super::network::Network;
 use super::raft::Place;
 use super::serve::Answers;
+use super::twin;
 use super::wire::{Known, Reply, Request, Status};
 use crate::peers::Peers;
 
@@ -61,11 +62,28 @@ impl Said {
 }
 
 impl Formation {
-    /// Goes on for ever, unless this replica's disk belongs to another cluster.
-    pub(super) async fn run(mut self) -> ConsensusError {
+    /// Goes on for ever, unless this replica's disk belongs to another cluster, or another process is this replica.
+    pub(super) async fn run(self) -> ConsensusError {
+        let (tell, own) = watch::channel(BTreeSet::new());
+        let twin = twin::watch(self.id, self.peers.clone(), own);
+        tokio::select! {
+            biased;
+            error = self.follow(tell) => error,
+            error = twin => error,
+        }
+    }
+
+    async fn follow(mut self, own: watch::Sender<BTreeSet<String>>) -> ConsensusError {
         let mut said = Said::default();
         loop {
-            self.peers.connect(self.members.routes(self.found.as_ref()));
+            let found = self.found.as_ref();
+            self.peers.connect(self.members.routes(found));
+            let at = self.members.own_addresses(found);
+            own.send_if_modified(|known| {
+                let changed = *known != at;
+                *known = at;
+                changed
+            });
             let statuses = self.ask_all().await;
             self.found = newest(&statuses).cloned();
             self.check_peers(&statuses, &mut said);
@@ -197,6 +215,12 @@ impl Formation {
         let listed = self.others_listed();
         let missing = listed.iter().filter(|id| !statuses.contains_key(id));
         let missing: Vec<_> = missing.collect();
+        if self.found.is_none() && listed.len() == 1 {
+            return Err(format!(
+                "looks for the cluster of replica {listed:?}: two servers form none, since both would stop when either does. List \
+                 one, three or five in --peers; two only for a cluster that has shrunk to them"
+            ));
+        }
         if self.found.is_none() && !missing.is_empty() {
             return Err(format!(
                 "waits for replicas {missing:?}: a cluster forms, or takes an empty disk in, when all are there"

@@ -3,7 +3,7 @@
 //! A change counts for a replica as soon as the entry is in its log, decided or not; that a replica is no more in the
 //! cluster counts only once it is decided.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use openraft::async_runtime::WatchReceiver as _;
@@ -132,6 +132,16 @@ impl Members {
         }
         routes.remove(&self.id);
         routes
+    }
+
+    /// Where this replica is, as its configuration and the log say; `found` as above.
+    pub(super) fn own_addresses(&self, found: Option<&Known>) -> BTreeSet<String> {
+        let (effective, decided) = (self.effective(), self.decided());
+        let known = effective.iter().chain(&decided).chain(found);
+        let known = known.filter_map(|known| known.places.get(&self.id));
+        let known = known.map(|place| &place.address);
+        let configured = self.configured.get(&self.id);
+        known.chain(configured).cloned().collect()
     }
 
     /// Resolves when who the replicas are may have changed.

@@ -20,6 +20,7 @@
 //! | `memory_disk` | a disk that can fail, crash and be copied, for simulations and tests |
 //! | `identity` | whose disk this is, and what its replica may do |
 //! | `formation` | how replicas become a cluster, and how one that lost its disk comes back |
+//! | `twin` | no two processes are one replica |
 //! | `members` | who the replicas are at present, and where |
 //! | `change` | replicas are added and removed |
 //! | `transfer` | another replica leads in place of this one |
@@ -48,6 +49,7 @@ mod store;
 #[cfg(all(test, not(sim)))]
 mod suite;
 mod transfer;
+mod twin;
 mod wire;
 mod writer;
 
@@ -383,6 +385,11 @@ impl Consensus {
                 Some((u16::try_from(*id).ok()?, last.saturating_sub(has)))
             })
             .collect()
+    }
+
+    /// Whether this replica is in a cluster.
+    pub(crate) fn is_formed(&self) -> bool {
+        self.members.effective().is_some()
     }
 
     /// Where clients reach this replica, whether it answers or not.

@@ -140,8 +140,13 @@ impl Store {
             place,
             writes: 0,
         };
-        let contents = store.read(replica)?;
+        let mut contents = store.read(replica)?;
         store.check_mark()?;
+        // One that was started with a wrong id, and has taken part in nothing, may be started with the right one.
+        if contents.identity == Identity::blank(contents.identity.replica) {
+            contents.identity = Identity::blank(replica);
+            initialise(&store.database, &contents.identity).map_err(|e| store.failed(&e))?;
+        }
         if contents.identity.replica != replica {
             return Err(ConsensusError::OtherReplica {
                 place: store.place,

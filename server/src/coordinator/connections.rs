@@ -39,6 +39,8 @@ pub(super) struct Connection {
     pub(super) direct: bool,
     /// The membership that it carries.
     pub(super) membership: Option<Membership>,
+    /// What a replica without a quorum gave its client, as that one said when it attached here.
+    minted: Option<Membership>,
     pub(super) outbox: Outbox,
 }
 
@@ -75,6 +77,7 @@ impl Coordinator {
             peer,
             direct,
             membership: None,
+            minted: None,
             outbox,
         };
         self.connections.insert(id, connection);
@@ -272,17 +275,14 @@ impl Coordinator {
 
     /// A client asks to be served here.
     fn attach(&mut self, id: ConnectionId, membership: Option<Membership>, epoch: Epoch) {
-        let Some(connection) = self.connections.get(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         let group = connection.login.group.clone();
+        connection.minted = membership.filter(|membership| membership.replica != 0);
         // What a degraded replica minted is none here.
         let Some(membership) = membership.filter(|membership| membership.replica == 0) else {
-            let joins = self.join(id, &group);
-            // Whoever has to wait must not work on under it meanwhile: its rows are others' now.
-            if let Some(membership) = membership.filter(|_| !joins) {
-                self.send(id, ServerMessage::Gone { membership });
-            }
+            self.join(id, &group);
             return;
         };
         match self.standing(&group, membership, id) {
@@ -293,9 +293,7 @@ impl Coordinator {
                 told,
                 fenced: false,
             } => self.resume(id, &group, membership, told, epoch),
-            Standing::Over if broken(Rule::L7) => {
-                self.join(id, &group);
-            }
+            Standing::Over if broken(Rule::L7) => self.join(id, &group),
             Standing::Over | Standing::Unknown => self.not_a_member(id, membership, epoch),
         }
     }
@@ -330,10 +328,10 @@ impl Coordinator {
         }
     }
 
-    /// Rule L7: a client id has at most one member. False when the client has to wait.
-    fn join(&mut self, id: ConnectionId, group: &GroupName) -> bool {
+    /// Rule L7: a client id has at most one member.
+    fn join(&mut self, id: ConnectionId, group: &GroupName) {
         let Some(connection) = self.connections.get(&id) else {
-            return false;
+            return;
         };
         let login = connection.login.clone();
         let now = env::now();
@@ -349,14 +347,14 @@ impl Coordinator {
             let condemned = member.is_some_and(|member| member.condemned);
             if incarnation == login.incarnation {
                 self.resume(id, group, Membership::quorum(number), told, login.epoch);
-                return true;
+                return;
             }
             if !condemned {
                 let left = member.map_or(LONGEST_WAIT, |member| {
                     member.deadline.saturating_duration_since(now)
                 });
                 self.wait_for_id(id, left.clamp(SHORTEST_WAIT, LONGEST_WAIT));
-                return false;
+                return;
             }
         }
         if let Some(delay) = self
@@ -365,14 +363,14 @@ impl Coordinator {
             .and_then(|track| track.deaths.delay(&login.client, now))
         {
             self.put_off(id, group, &login, delay);
-            return false;
+            return;
         }
         if let Some(wait) = self.wait_for_the_forgotten(group, login.consistency, now) {
             let text = "the server started without any member of this exclusive group in its memory, and waits for one \
                         lease before it gives out rows, since members that it has forgotten may work";
             let refusal = Refusal::new(Code::BACK_OFF, text, Some(wait));
-            self.send(id, ServerMessage::Wait(refusal));
-            return false;
+            self.turn_down(id, ServerMessage::Wait(refusal));
+            return;
         }
         let key = (group.clone(), login.client.clone());
         let pending = PendingJoin {
@@ -383,10 +381,10 @@ impl Coordinator {
         if let Some(other) = self.joining.get_mut(&key) {
             if other.incarnation == login.incarnation {
                 *other = pending;
-                return true;
+                return;
             }
             self.wait_for_id(id, SHORTEST_WAIT);
-            return false;
+            return;
         }
         self.joining.insert(key, pending);
         let Login {
@@ -402,7 +400,6 @@ impl Coordinator {
             weight,
             consistency,
         });
-        true
     }
 
     /// Rule L16: memory that was lost may have been filled again by settings, or by what other clients knew, and the
@@ -425,10 +422,21 @@ impl Coordinator {
         waits.then_some(left)
     }
 
+    /// A client does not become a member, now or at all. It must not work on meanwhile under what a replica without a
+    /// quorum gave it: by the leader's numbering its rows are others'.
+    pub(super) fn turn_down(&mut self, id: ConnectionId, message: ServerMessage) {
+        let connection = self.connections.get_mut(&id);
+        let minted = connection.and_then(|connection| connection.minted.take());
+        if let Some(membership) = minted.filter(|_| self.may_act()) {
+            self.send(id, ServerMessage::Gone { membership });
+        }
+        self.send(id, message);
+    }
+
     pub(super) fn wait_for_id(&mut self, id: ConnectionId, retry_after: Duration) {
         let text = "a client with this id is a member of the group; it is asked for again until that one has left or its \
                     lease is over. If two processes were given one id, give each its own";
-        self.send(
+        self.turn_down(
             id,
             ServerMessage::Wait(Refusal::new(Code::ID_IN_USE, text, Some(retry_after))),
         );
@@ -447,7 +455,7 @@ impl Coordinator {
             "this client died several times within a minute and is let in again in {:.1} s; look why it dies",
             delay.as_secs_f64()
         );
-        self.send(
+        self.turn_down(
             id,
             ServerMessage::Wait(Refusal::new(Code::BACK_OFF, &text, Some(delay))),
         );

@@ -135,7 +135,7 @@ impl Coordinator {
                     return;
                 };
                 if joining.incarnation == incarnation {
-                    self.send(joining.connection, join_refusal(why));
+                    self.turn_down(joining.connection, join_refusal(why));
                 }
             }
             Event::Told { member, .. } => {

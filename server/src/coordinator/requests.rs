@@ -143,6 +143,7 @@ impl Coordinator {
             leader: leadership.leader.filter(serves),
             term: leadership.term,
             degraded: self.degraded.is_some(),
+            formed: self.consensus.is_formed(),
             replicas: replicas
                 .iter()
                 .map(|(&id, replica)| ReplicaView {

@@ -1,5 +1,9 @@
 //! Both ends of a connection prove that they know the cluster's secret.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
 use futures_util::{SinkExt as _, StreamExt as _};
 use skyschedule_common::auth::{Introduction, Role};
 use skyschedule_common::env;
@@ -11,6 +15,9 @@ use tokio_util::codec::{Framed, FramedParts};
 
 use super::frame::{Frames, PeerFrame, Text};
 use super::{Counted, Incoming, Roster, VERSION};
+
+/// How long it may take.
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why two replicas do not talk.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +45,19 @@ pub(super) enum HandshakeError {
     /// The wrong replica, or the wrong version.
     #[error("{0}")]
     Wrong(String),
+    /// It knows the secret, and is this replica, too.
+    #[error(
+        "two processes run as replica {0}, this one and the one that introduces itself here: start the one that is wrong with a \
+         --replica-id of its own, or not at all"
+    )]
+    Twin(u16),
+    /// This process has reached itself.
+    #[error("this is the process that asks")]
+    Oneself,
 }
+
+/// Introductions of this process to whoever has its own address, while they last.
+pub(super) type Probes = Mutex<BTreeSet<[u8; 32]>>;
 
 /// Introduces this replica to the one at the other end.
 pub(super) async fn dial(
@@ -46,8 +65,35 @@ pub(super) async fn dial(
     roster: &Roster,
     to: u16,
 ) -> Result<Frames, HandshakeError> {
+    let mut frames = introduce(stream, roster, to, nonce()).await?;
+    match next(&mut frames).await? {
+        PeerFrame::Accepted => {}
+        PeerFrame::Refused { text } => return Err(HandshakeError::Refused(text.into_inner())),
+        _ => return Err(HandshakeError::Protocol),
+    }
+    frames.codec_mut().set_max_frame(MAX_FRAME);
+    Ok(frames)
+}
+
+/// Whether another process than this one is at the other end, knows the secret, and is this replica, too.
+pub(super) async fn is_twin(stream: Stream, roster: &Roster, probes: &Probes) -> bool {
+    let nonce = nonce();
+    let probes = || probes.lock().unwrap_or_else(PoisonError::into_inner);
+    probes().insert(nonce);
+    let introduced = introduce(stream, roster, roster.id, nonce);
+    let introduced = env::timeout(HANDSHAKE_LIMIT, introduced).await;
+    probes().remove(&nonce);
+    matches!(introduced, Ok(Ok(_)))
+}
+
+/// Both ends have proven that they know the secret; whether this replica is taken is not said yet.
+async fn introduce(
+    stream: Stream,
+    roster: &Roster,
+    to: u16,
+    dialer_nonce: [u8; 32],
+) -> Result<Frames, HandshakeError> {
     let mut first = Framed::new(stream, FrameCodec::<ServerMessage, ClientMessage>::new());
-    let dialer_nonce = nonce();
     first
         .send(ClientMessage::Peer(PeerHello {
             magic: MAGIC,
@@ -75,12 +121,6 @@ pub(super) async fn dial(
     }
     let proof = roster.key.prove(Role::Dialer, &introduction);
     frames.send(PeerFrame::Proof { proof }).await?;
-    match next(&mut frames).await? {
-        PeerFrame::Accepted => {}
-        PeerFrame::Refused { text } => return Err(HandshakeError::Refused(text.into_inner())),
-        _ => return Err(HandshakeError::Protocol),
-    }
-    frames.codec_mut().set_max_frame(MAX_FRAME);
     Ok(frames)
 }
 
@@ -88,6 +128,7 @@ pub(super) async fn dial(
 pub(super) async fn accept(
     incoming: Incoming,
     roster: &Roster,
+    probes: &Probes,
 ) -> Result<(u16, Frames, Counted), HandshakeError> {
     let Incoming {
         stream,
@@ -100,6 +141,13 @@ pub(super) async fn accept(
     let mut frames = Frames::from_parts(parts);
     if let Err(text) = check(&hello, roster) {
         return refuse(&mut frames, HandshakeError::Wrong(text)).await;
+    }
+    let is_own = |probes: &Probes| {
+        let probes = probes.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.contains(&hello.nonce)
+    };
+    if hello.from == roster.id && is_own(probes) {
+        return refuse(&mut frames, HandshakeError::Oneself).await;
     }
     let acceptor_nonce = nonce();
     let introduction = Introduction {
@@ -127,6 +175,9 @@ pub(super) async fn accept(
     if !roster.key.verify(Role::Dialer, &introduction, &proof) {
         return refuse(&mut frames, HandshakeError::Secret).await;
     }
+    if hello.from == roster.id {
+        return refuse(&mut frames, HandshakeError::Twin(roster.id)).await;
+    }
     frames.send(PeerFrame::Accepted).await?;
     frames.codec_mut().set_max_frame(MAX_FRAME);
     Ok((hello.from, frames, counted))
@@ -151,15 +202,14 @@ fn check(hello: &PeerHello, roster: &Roster) -> Result<(), String> {
     }
     if to != roster.id {
         return Err(format!(
-            "this is replica {}, and replica {from} looks for replica {to} here; correct its peers",
+            "this is replica {}, and replica {from} looks for replica {to} here: if this should be replica {to}, start it with \
+             --replica-id {to}; else correct the address of replica {to} in the peers of replica {from}",
             roster.id
         ));
     }
     // Whoever knows the secret may ask; what it may ask depends on whether it is in the cluster.
-    if from == to || from == 0 {
-        return Err(format!(
-            "replica {from} introduces itself to replica {to}; give each replica an id of its own"
-        ));
+    if from == 0 {
+        return Err("replicas count from 1".into());
     }
     Ok(())
 }

@@ -9,9 +9,8 @@ use skyschedule_common::env;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::frame::{Frames, Outgoing, Parts, PeerFrame, write_all};
-use super::{Incoming, Inner, Service, handshake};
-
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(1);
+use super::handshake::{self, HANDSHAKE_LIMIT, HandshakeError};
+use super::{Incoming, Inner, Service};
 
 /// Requests of one replica that are worked on at a time; more wait in its connection.
 const AT_ONCE: usize = 64;
@@ -33,12 +32,16 @@ pub(super) async fn accept(peers: Weak<Inner>, mut waiting: mpsc::Receiver<Incom
         let from = incoming.stream.peer_addr().ok();
         let says = incoming.hello.from;
         env::spawn(async move {
-            let shaking = handshake::accept(incoming, &peers.roster);
+            let shaking = handshake::accept(incoming, &peers.roster, &peers.probes);
             match env::timeout(HANDSHAKE_LIMIT, shaking).await {
                 Ok(Ok((replica, frames, _counted))) => {
                     let weak = Arc::downgrade(&peers);
                     drop(peers);
                     serve(frames, replica, weak).await;
+                }
+                Ok(Err(HandshakeError::Oneself)) => {}
+                Ok(Err(error @ HandshakeError::Twin(_))) => {
+                    tracing::error!(?from, %error, "turned away another process of this replica's id");
                 }
                 Ok(Err(error)) => turned_away(&peers, from, says, &error.to_string()),
                 Err(_) => turned_away(&peers, from, says, "it proves nothing in time"),

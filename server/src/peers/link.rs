@@ -20,7 +20,7 @@ use super::{AskError, Roster, Service};
 const QUEUE: usize = 64;
 
 /// From the first packet to the end of the handshake.
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
@@ -166,19 +166,22 @@ impl Dialer {
         }
     }
 
-    /// Names are asked for anew each time.
     async fn connect(&self, address: &str) -> Result<Frames, ConnectError> {
-        let mut last = None;
-        for address in net::resolve(address).await? {
-            match Stream::connect(address).await {
-                Ok(stream) => return Ok(handshake::dial(stream, &self.roster, self.id).await?),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last
-            .unwrap_or_else(|| io::ErrorKind::NotFound.into())
-            .into())
+        let stream = connect(address).await?;
+        Ok(handshake::dial(stream, &self.roster, self.id).await?)
     }
+}
+
+/// Names are asked for anew each time.
+pub(super) async fn connect(address: &str) -> io::Result<Stream> {
+    let mut last = None;
+    for address in net::resolve(address).await? {
+        match Stream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -29,6 +29,7 @@ use skyschedule_common::env::net::Stream;
 use skyschedule_common::protocol::messages::PeerHello;
 use tokio::sync::mpsc;
 
+use self::handshake::Probes;
 use self::link::Link;
 use crate::strangers::Strangers;
 
@@ -92,6 +93,7 @@ struct Inner {
     handlers: RwLock<BTreeMap<u8, Handler>>,
     incoming: mpsc::Sender<Incoming>,
     strangers: Strangers,
+    probes: Probes,
 }
 
 /// A connection of another replica, of which the first message was read.
@@ -121,6 +123,7 @@ impl Peers {
             handlers: RwLock::default(),
             incoming,
             strangers: Strangers::default(),
+            probes: Probes::default(),
         }));
         env::spawn(incoming::accept(Arc::downgrade(&peers.0), waiting));
         peers
@@ -137,6 +140,16 @@ impl Peers {
                 links.entry(id).or_insert_with(start);
             }
         }
+    }
+
+    /// Whether another process than this one runs at `address` (`host:port`) as the replica that this one is.
+    pub(crate) async fn has_twin_at(&self, address: &str) -> bool {
+        let looking = async {
+            let stream = link::connect(address).await.ok()?;
+            Some(handshake::is_twin(stream, &self.0.roster, &self.0.probes).await)
+        };
+        let looked = env::timeout(link::CONNECT_LIMIT, looking).await;
+        looked.ok().flatten() == Some(true)
     }
 
     /// The other replicas.

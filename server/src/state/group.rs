@@ -192,6 +192,11 @@ impl Group {
         self.handover.is_some()
     }
 
+    /// Whether the targets are not those that the members ask for.
+    pub fn is_outdated(&self) -> bool {
+        self.outdated
+    }
+
     /// Whether `Start` has something to do: now in a slot group, after the handover in a modulo group.
     pub fn wants_handover(&self) -> bool {
         self.outdated && (self.handover.is_none() || self.settings.numbering != Numbering::Modulo)
@@ -280,9 +285,8 @@ impl Group {
 
     fn configure(&mut self, settings: &Settings, start: bool, events: &mut Vec<Event>) {
         let becomes_exclusive = settings.consistency == Consistency::Exclusive
-            && self.settings.consistency == Consistency::Available;
-        let had_members = self.next > 1;
-        if becomes_exclusive && had_members {
+            && self.promise() == Some(Consistency::Available);
+        if becomes_exclusive {
             events.push(Event::ConfigureRefused(SettingsError::BecomesExclusive));
             return;
         }
@@ -299,7 +303,7 @@ impl Group {
             != (self.settings.numbering, self.settings.max_slots);
         self.standing = Standing::Founded;
         self.settings = settings.clone();
-        if !had_members {
+        if self.next == 1 {
             // Nobody was told a longer one.
             self.lease = settings.base_lease();
         }

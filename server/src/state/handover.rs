@@ -201,7 +201,9 @@ impl Group {
             return;
         };
         if epoch > member.epoch && epoch.quorum <= MAX_CLAIM {
-            self.counter = self.counter.max(epoch.quorum);
+            if epoch.quorum > self.counter {
+                self.counter = epoch.quorum + super::group::LOST_EPOCHS;
+            }
             let told = member.told.clone();
             tell(&mut self.counter, number, member, told, events);
         }
