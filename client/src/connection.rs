@@ -36,6 +36,8 @@ type Frames = Framed<Stream, FrameCodec<ServerMessage, ClientMessage>>;
 /// Where to connect, and as whom.
 pub(crate) struct Dial {
     pub(crate) address: String,
+    /// Have that server carry the connection on to the one that leads.
+    pub(crate) relay: bool,
     pub(crate) credentials: Option<Credentials>,
 }
 
@@ -70,9 +72,16 @@ async fn carry(
     events: &mpsc::Sender<(ConnectionId, Event)>,
 ) -> Result<(), End> {
     let stream = connect(&dial.address).await?;
-    let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
+    let mut ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
+    let peer = ends.map(|ends| ends.1);
     let mut frames = Framed::with_capacity(stream, FrameCodec::new(), BUFFER);
-    log_in(&mut frames, dial.credentials, ends.map(|ends| ends.1)).await?;
+    let features = log_in(&mut frames, dial.credentials.clone(), peer).await?;
+    if dial.relay {
+        go_on(&mut frames, features).await?;
+        // Now the one that leads is at the other end, and has to prove itself as well.
+        log_in(&mut frames, dial.credentials, peer).await?;
+        ends = None;
+    }
     frames.codec_mut().set_max_frame(MAX_FRAME);
     let report = |event| async {
         events
@@ -120,12 +129,25 @@ async fn connect(address: &str) -> Result<Stream, End> {
     Err(End::Failed(trouble))
 }
 
-/// Hello and SCRAM; the server proves that it knows the user, too.
+/// Has the server carry this connection on to the one that leads.
+async fn go_on(frames: &mut Frames, features: u64) -> Result<(), End> {
+    if features & features::RELAY == 0 {
+        let text = "it cannot carry this client on to the server that leads: update it";
+        return Err(End::Unfit(text.to_owned()));
+    }
+    send(frames, ClientMessage::Relay).await?;
+    match next(frames).await? {
+        ServerMessage::Relaying => Ok(()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Hello and SCRAM; the server proves that it knows the user, too. The features that both ends know.
 async fn log_in(
     frames: &mut Frames,
     credentials: Option<Credentials>,
     peer: Option<SocketAddr>,
-) -> Result<(), End> {
+) -> Result<u64, End> {
     let hello = ClientHello {
         magic: MAGIC,
         min_version: MIN_VERSION,
@@ -143,17 +165,21 @@ async fn log_in(
             hello.version
         )));
     }
+    let features = hello.features;
     match (hello.auth, credentials) {
-        (AuthMethod::None, None) => Ok(()),
+        (AuthMethod::None, None) => Ok(features),
         // A server without users listens on loopback only: another one that asks for nothing is an impostor.
-        (AuthMethod::None, Some(_)) if peer.is_some_and(|peer| peer.ip().is_loopback()) => Ok(()),
+        (AuthMethod::None, Some(_)) if peer.is_some_and(|peer| peer.ip().is_loopback()) => Ok(features),
         (AuthMethod::None, Some(_)) => Err(End::Unfit(
             "it does not prove that it knows this user: set a user up there, or give the client no credentials".to_owned(),
         )),
         (AuthMethod::ScramSha256, None) => {
             Err(End::Unfit("it asks for user and password: give them by Builder::credentials".to_owned()))
         }
-        (AuthMethod::ScramSha256, Some(credentials)) => authenticate(frames, &credentials).await,
+        (AuthMethod::ScramSha256, Some(credentials)) => {
+            authenticate(frames, &credentials).await?;
+            Ok(features)
+        }
     }
 }
 

@@ -166,10 +166,12 @@ impl Driver {
             Action::Dial {
                 connection,
                 address,
+                relay,
             } => {
                 let (outgoing, queue) = mpsc::channel(OUTGOING);
                 let dial = Dial {
                     address,
+                    relay,
                     credentials: self.credentials.clone(),
                 };
                 let task = env::spawn(connection::run(

@@ -51,7 +51,8 @@
 //!
 //! # Servers
 //! The client connects to every server that is named, is served by one, and keeps the others as a standby; names are
-//! resolved anew at each attempt. It starts with any one server up, or with none
+//! resolved anew at each attempt. Where the one that leads is not reached, but another one that reaches it, that one carries the
+//! connection on ([`Link::Relaying`]). It starts with any one server up, or with none
 //! ([`Builder::connect_in_background`]). [`Client::state`] and [`Client::shares`] are watches of what happens.
 //!
 //! # SQL task tables

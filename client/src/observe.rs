@@ -80,6 +80,8 @@ pub enum Link {
     Standby,
     /// This server serves the client.
     Attached,
+    /// It carries the client on to the server that leads, which serves it but is not reached directly.
+    Relaying,
 }
 
 /// One server, as a client sees it.

@@ -71,6 +71,8 @@ variants!(
         Pull,
         Goodbye,
         Peer,
+        Relay,
+        Relayed,
     }
 );
 
@@ -92,6 +94,7 @@ variants!(
         Gone,
         Fenced,
         Servers,
+        Relaying,
     }
 );
 
@@ -347,7 +350,7 @@ fn version_1_is_still_spoken() {
 /// Programs act on codes, so the numbers stand for what they always stood for.
 #[test]
 fn codes_keep_their_meaning() {
-    let names: Vec<String> = (1..=13).map(|code| Code(code).to_string()).collect();
+    let names: Vec<String> = (1..=14).map(|code| Code(code).to_string()).collect();
     assert_eq!(
         names,
         [
@@ -363,7 +366,8 @@ fn codes_keep_their_meaning() {
             "limit",
             "stopping",
             "too_slow",
-            "code_13",
+            "no_relay",
+            "code_14",
         ]
     );
 }

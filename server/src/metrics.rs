@@ -28,6 +28,10 @@ pub mod names {
     pub const CONNECTIONS: &str = "skyschedule_connections";
     /// Connections that were turned away before a login, by `reason`.
     pub const CONNECTIONS_REFUSED: &str = "skyschedule_connections_refused_total";
+    /// Clients that this server carries on to the one that leads, which they cannot reach themselves.
+    pub const RELAYS: &str = "skyschedule_relays";
+    /// How many it has ever carried.
+    pub const RELAYED: &str = "skyschedule_relayed_total";
     /// Logins, by `result`.
     pub const LOGINS: &str = "skyschedule_logins_total";
     /// Connections closed because of bytes that are no message, or a message out of turn.
@@ -72,9 +76,11 @@ pub mod names {
     pub const LEADER: &str = "skyschedule_leader";
 
     /// All of them.
-    pub const ALL: [&str; 23] = [
+    pub const ALL: [&str; 25] = [
         CONNECTIONS,
         CONNECTIONS_REFUSED,
+        RELAYS,
+        RELAYED,
         LOGINS,
         PROTOCOL_ERRORS,
         SLOW_READERS,
@@ -117,6 +123,8 @@ struct Inner {
     registry: Registry,
     connections: Gauge,
     connections_refused: ByReason,
+    relays: Gauge,
+    relayed: Counter,
     logins: ByReason,
     protocol_errors: Counter,
     slow_readers: Counter,
@@ -170,6 +178,8 @@ impl Metrics {
                 names::CONNECTIONS_REFUSED,
                 "Connections turned away before a login",
             ),
+            relays: register(r, names::RELAYS, "Clients carried on to the leader"),
+            relayed: register(r, names::RELAYED, "Clients that were carried on so far"),
             logins: register(r, names::LOGINS, "Logins by result"),
             protocol_errors: register(
                 r,
@@ -248,6 +258,14 @@ impl Metrics {
             .connections_refused
             .get_or_create(&[("reason", reason)])
             .inc();
+    }
+
+    /// A client is carried on to the leader; it is counted until the guard is dropped.
+    #[must_use]
+    pub fn relay(&self) -> OpenConnection {
+        self.0.relayed.inc();
+        self.0.relays.inc();
+        OpenConnection(self.0.relays.clone())
     }
 
     /// A login ended. `result` is one of a few words.

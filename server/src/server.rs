@@ -14,10 +14,13 @@ use crate::config::{Config, ConfigError};
 use crate::consensus::{Cluster, Consensus, ConsensusError, Options, Storage};
 use crate::coordinator::{Coordinator, Handle, Identity};
 use crate::metrics::Metrics;
-use crate::session::{BACKLOG, Limits, Listener, Users};
+use crate::session::{BACKLOG, Limits, Listener, Relays, Users};
 
 /// Events that wait for the coordinator; sessions stop reading when there are more.
 const EVENTS: usize = 8_192;
+
+/// One in so many connections may be one that is carried on to the leader.
+const RELAYS: usize = 4;
 
 /// How long clients may take to read the last messages when the server stops.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -166,12 +169,22 @@ impl Server {
         let (coordinator, handle) =
             Coordinator::new(identity, consensus.clone(), decided, inbox, metrics.clone());
         let limits = Limits {
-            connections: config.limits.max_connections,
+            total: config.limits.max_connections,
             per_address: config.limits.max_connections_per_address,
-            login_deadline: config.limits.login_timeout,
+            relays: config.limits.max_connections.div_ceil(RELAYS),
         };
         let peers = consensus.peers().cloned();
-        let listener = Listener::new(socket, limits, users, events, metrics.clone(), peers);
+        let relays = Relays::new(consensus.clone(), stopped.clone());
+        let bounds = (limits, config.limits.login_timeout);
+        let listener = Listener::new(
+            socket,
+            bounds,
+            users,
+            events,
+            metrics.clone(),
+            peers,
+            relays,
+        );
         tracing::info!(%address, replica = config.replica_id, "listens for clients and replicas");
         let coordinator = env::spawn(coordinator.run(stopped.clone()));
         let listener = env::spawn(listener.run(stopped.clone()));

@@ -11,6 +11,7 @@ mod maintenance;
 mod members;
 mod misbehaviour;
 mod operators;
+mod relays;
 mod replicas;
 mod restarts;
 mod servers;

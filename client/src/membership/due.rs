@@ -29,6 +29,7 @@ impl Core {
         self.notice_pause(now);
         if self.farewell.is_none() {
             self.close_dead(now);
+            self.look_for_relay(permit, now);
             self.dial(now);
             self.return_after_parting(permit, now);
             self.log_in(permit, now);
@@ -73,9 +74,14 @@ impl Core {
                     dead,
                 ]
             }
-            Phase::Dialing { .. } | Phase::Double { .. } | Phase::Forgotten => [None; 5],
+            Phase::Dialing { since } => {
+                let limit = *since + self.dial_limit(server);
+                [Some(limit), None, None, None, None]
+            }
+            Phase::Double { .. } | Phase::Forgotten => [None; 5],
         });
-        let instants = [looks, lease_end, degraded, self.goodbye_until]
+        let relay = self.relay_due().map(|(due, _)| due);
+        let instants = [looks, lease_end, degraded, relay, self.goodbye_until]
             .into_iter()
             .flatten();
         let instants = instants.chain(attached).chain(servers.flatten());
@@ -103,8 +109,9 @@ impl Core {
             return;
         }
         for index in 0..self.servers.len() {
-            let (since, limit) = match &self.servers[index].phase {
-                Phase::Dialing { since } => (Some(*since), self.lease.max(MIN_DIAL)),
+            let server = &self.servers[index];
+            let (since, limit) = match &server.phase {
+                Phase::Dialing { since } => (Some(*since), self.dial_limit(server)),
                 Phase::Open(session) => (self.waiting_since(index, session), self.dead_after()),
                 Phase::Down { .. } | Phase::Double { .. } | Phase::Forgotten => (None, self.lease),
             };
@@ -118,12 +125,21 @@ impl Core {
         }
     }
 
+    /// How long connecting and logging in may take.
+    fn dial_limit(&self, server: &Server) -> Duration {
+        if server.is_relay() {
+            self.relay_limit()
+        } else {
+            self.lease.max(MIN_DIAL)
+        }
+    }
+
     fn dead_after(&self) -> Duration {
         self.lease / 2
     }
 
     /// Oldest request without an answer on this connection, the one to be served included.
-    fn waiting_since(&self, index: usize, session: &Session) -> Option<Instant> {
+    pub(super) fn waiting_since(&self, index: usize, session: &Session) -> Option<Instant> {
         let attach = self
             .attachment
             .as_ref()
@@ -147,9 +163,11 @@ impl Core {
                     server: index,
                     attempt: server.attempt,
                 };
+                let through = server.through.as_ref().map(|through| &through.address);
                 self.actions.push(Action::Dial {
                     connection,
-                    address: server.address.clone(),
+                    address: through.unwrap_or(&server.address).clone(),
+                    relay: through.is_some(),
                 });
             }
         }
@@ -271,7 +289,7 @@ impl Core {
     }
 
     /// Whether to leave the present server for one that serves by quorum: it is degraded, or it is silent
-    /// since the other said that it leads.
+    /// since the other said that it leads, or it is reached only through another one, and the other is not.
     fn is_better(&self, other: usize, attachment: &Attachment, now: Instant) -> bool {
         let session = |index: usize| self.servers.get(index).and_then(Server::session);
         let (Some(present), Some(other)) = (session(attachment.server), session(other)) else {
@@ -279,7 +297,9 @@ impl Core {
         };
         let waiting = self.waiting_since(attachment.server, present);
         let silent = waiting.is_some_and(|since| since + self.silence() <= now);
-        present.serving == Serving::Degraded || (silent && other.announced > attachment.asked)
+        let is_detour = self.servers[attachment.server].is_relay();
+        let is_newer = other.announced > attachment.asked;
+        present.serving == Serving::Degraded || (is_newer && (silent || is_detour))
     }
 
     /// After how long without an answer a server is taken for deposed where another one says that it leads.

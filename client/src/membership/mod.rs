@@ -7,6 +7,7 @@
 mod due;
 mod outage;
 mod patience;
+mod relay;
 mod report;
 mod server;
 mod servers;
@@ -81,6 +82,8 @@ pub(crate) enum Action {
     Dial {
         connection: ConnectionId,
         address: String,
+        /// Have that server carry the connection on to the one that leads.
+        relay: bool,
     },
     /// Send.
     Send {
@@ -165,6 +168,8 @@ pub(crate) struct Core {
     lease: Duration,
     last_seq: u64,
     no_quorum_since: Option<Instant>,
+    /// Since when no connection of its own to a server that leads answers.
+    direct_lost: Option<Instant>,
     /// When a server that serves by quorum answered last.
     quorum_answered: Option<Instant>,
     patience: Patience,
@@ -202,6 +207,7 @@ impl Core {
             lease: DEFAULT_LEASE,
             last_seq: 0,
             no_quorum_since: Some(now),
+            direct_lost: None,
             quorum_answered: None,
             patience: Patience::default(),
             wishes: Wishes::default(),
@@ -318,7 +324,8 @@ impl Core {
             ServerMessage::Servers { addresses } => self.servers_are(from, &addresses, now),
             ServerMessage::Hello(_)
             | ServerMessage::AuthChallenge { .. }
-            | ServerMessage::AuthDone { .. } => {
+            | ServerMessage::AuthDone { .. }
+            | ServerMessage::Relaying => {
                 let text = "it began the login anew: it breaks the protocol".to_owned();
                 self.close(from, End::Failed(text), now);
             }
@@ -337,6 +344,10 @@ impl Core {
         if session.login_sent.take().is_some() {
             session.accepted = true;
             session.logged_in_once = true;
+        }
+        let leader = hint.filter(|_| mode != Serving::Quorum);
+        if session.leader.as_ref().map(|(leader, _)| leader.as_str()) != leader {
+            session.leader = leader.map(|leader| (leader.to_owned(), now));
         }
         let changed = session.serving != mode;
         if changed {
@@ -366,6 +377,7 @@ impl Core {
         if mode != Serving::Quorum {
             self.follow(hint, now);
         }
+        self.check_relay(from, now);
     }
 
     fn welcome(
@@ -414,6 +426,7 @@ impl Core {
         let server = self.servers.get(from).map_or("", |server| &server.address);
         let group = self.config.group.as_str();
         info!(group, server, %membership, %epoch, ?welcomed, "this server serves the client");
+        self.served_by(from, now);
     }
 
     fn quorum_answered(&mut self, from: usize, now: Instant) {
@@ -577,6 +590,9 @@ impl Core {
             }
         }
         server.trouble = Some(end);
+        if server.is_relay() {
+            return self.relay_ended(from, lived.is_some(), delay, now);
+        }
         let retry_at = now + delay;
         server.phase = Phase::Down { retry_at };
         self.revive_doubles(from, retry_at);

@@ -109,6 +109,8 @@ impl Core {
             .as_ref()
             .filter(|attachment| attachment.welcomed);
         let attached = attached.map(|attachment| attachment.server);
+        let serving = attached.and_then(|at| self.servers.get(at));
+        let through = serving.and_then(|server| server.through.as_ref());
         let servers = self
             .servers
             .iter()
@@ -116,6 +118,8 @@ impl Core {
             .filter_map(|(index, server)| {
                 let link = match &server.phase {
                     Phase::Double { .. } | Phase::Forgotten => return None,
+                    _ if server.is_relay() => return None,
+                    _ if through.is_some_and(|it| it.address == server.address) => Link::Relaying,
                     Phase::Down { .. } => Link::Down,
                     Phase::Dialing { .. } => Link::Connecting,
                     Phase::Open(_) if attached == Some(index) => Link::Attached,

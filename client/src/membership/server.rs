@@ -8,6 +8,7 @@ use skyschedule_common::env::Instant;
 use skyschedule_common::protocol::messages::Serving;
 
 use super::outage::Outage;
+use super::relay::Through;
 use super::{End, FIRST_DELAY};
 
 /// A server, listed or learned from a hint.
@@ -28,6 +29,12 @@ pub(super) struct Server {
     pub(super) trouble: Option<End>,
     /// What the log told of its trouble.
     pub(super) outage: Outage,
+    /// Not to be asked to carry this client on before then.
+    pub(super) relay_at: Instant,
+    /// How long not, when it fails to do so again.
+    pub(super) relay_backoff: Duration,
+    /// Another server carries this connection.
+    pub(super) through: Option<Through>,
 }
 
 #[derive(Debug)]
@@ -60,11 +67,18 @@ impl Server {
             last_dial: None,
             trouble: None,
             outage: Outage::default(),
+            relay_at: now,
+            relay_backoff: FIRST_DELAY,
+            through: None,
         }
     }
 
     pub(super) fn is_forgotten(&self) -> bool {
         matches!(self.phase, Phase::Forgotten)
+    }
+
+    pub(super) fn is_relay(&self) -> bool {
+        self.through.is_some()
     }
 
     pub(super) fn session(&self) -> Option<&Session> {
@@ -99,6 +113,8 @@ pub(super) struct Session {
     /// Whether any was: then the connection is kept alive by pings.
     pub(super) logged_in_once: bool,
     pub(super) serving: Serving,
+    /// The address of the one that leads, as it says, and since when.
+    pub(super) leader: Option<(String, Instant)>,
     /// When it said how it serves.
     pub(super) announced: Instant,
     /// Sending times of heartbeats and pings without an answer yet.
@@ -119,6 +135,7 @@ impl Session {
             accepted: false,
             logged_in_once: false,
             serving: Serving::None,
+            leader: None,
             announced: now,
             unanswered: BTreeMap::new(),
             ping_at: now,

@@ -65,7 +65,10 @@ impl Core {
 
     /// Adds a server that the user did not name.
     pub(super) fn put(&mut self, address: &str, now: Instant) {
-        let new = Server::new(address.to_owned(), true, now);
+        self.place(Server::new(address.to_owned(), true, now));
+    }
+
+    pub(super) fn place(&mut self, new: Server) {
         match self.servers.iter_mut().find(|server| server.is_forgotten()) {
             // What its connections still say must not be taken for the new one's.
             Some(free) => {

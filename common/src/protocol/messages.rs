@@ -90,6 +90,15 @@ pub enum ClientMessage {
     },
     /// The first message of another replica, in place of `Hello`. What follows is between replicas.
     Peer(PeerHello),
+    /// In place of `Login`: carry this connection on to the server that leads, which the client cannot reach itself.
+    /// Needs the feature of this name.
+    Relay,
+    /// Said by the server that does so, before anything that it carries: the end of this connection says nothing of
+    /// the client. `Hello` follows, from the client.
+    Relayed {
+        /// The replica that says so.
+        by: u16,
+    },
 }
 
 /// From the server to the client.
@@ -181,6 +190,9 @@ pub enum ServerMessage {
         /// `host:port` of each.
         addresses: BoundedVec<BoundedString<256>, MAX_SERVERS>,
     },
+    /// Answers `Relay`: what follows, both ways, is between the client and the server that leads, which begins with
+    /// the client's `Hello`.
+    Relaying,
 }
 
 /// Most servers that a client is told.
@@ -386,6 +398,8 @@ impl Code {
     pub const STOPPING: Self = Self(11);
     /// The client reads too slowly.
     pub const TOO_SLOW: Self = Self(12);
+    /// No server that leads can be reached through this one.
+    pub const NO_RELAY: Self = Self(13);
 }
 
 impl fmt::Display for Code {
@@ -403,6 +417,7 @@ impl fmt::Display for Code {
             Self::LIMIT => "limit",
             Self::STOPPING => "stopping",
             Self::TOO_SLOW => "too_slow",
+            Self::NO_RELAY => "no_relay",
             Self(other) => return write!(f, "code_{other}"),
         })
     }

@@ -5,6 +5,14 @@
 //! the version and the features; then comes the SCRAM exchange (see [`crate::auth`]), then `Login`.
 //! The layout of `Hello` and `Refused` never changes, so that any two versions can tell each other
 //! why they do not talk. Messages are only ever appended to: a published variant is never edited.
+//!
+//! A client that reaches a server that follows, but not the one that leads, says `Relay` in place of `Login`. Once that is
+//! answered by `Relaying`, the server carries bytes between the client and the leader until either side ends, and looks into
+//! none of them: the client begins again with `Hello`, and each of the two proves itself to the other as over any network.
+//! So the one between is trusted with nothing; it can at most be slow or end, as a network can. The leader knows by
+//! `Relayed` that the connection is such a one, and takes its end for silence: the server between may have died, not the
+//! client. Leases count from the client's own sending, so the longer way cannot stretch them, which is why this is as safe
+//! for exclusive groups as it is for available ones.
 
 pub mod bounded;
 pub mod codec;
@@ -24,8 +32,11 @@ pub mod features {
     /// The client understands `Servers`.
     pub const SERVERS: u64 = 1;
 
+    /// The server understands `Relay`.
+    pub const RELAY: u64 = 2;
+
     /// All that this build knows.
-    pub const ALL: u64 = SERVERS;
+    pub const ALL: u64 = SERVERS | RELAY;
 }
 
 /// Largest weight of a member.

@@ -190,6 +190,8 @@ pub(crate) fn client_samples() -> Vec<(&'static str, ClientMessage)> {
                 nonce: [0x5a; 32],
             }),
         ),
+        ("client.relay", M::Relay),
+        ("client.relayed", M::Relayed { by: 300 }),
     ]
 }
 
@@ -310,5 +312,6 @@ pub(crate) fn server_samples() -> Vec<(&'static str, ServerMessage)> {
                     .unwrap(),
             },
         ),
+        ("server.relaying", M::Relaying),
     ]
 }

@@ -226,7 +226,9 @@ impl Coordinator {
             | ClientMessage::Hello(_)
             | ClientMessage::AuthFirst { .. }
             | ClientMessage::AuthProof { .. }
-            | ClientMessage::Peer(_) => {}
+            | ClientMessage::Peer(_)
+            | ClientMessage::Relay
+            | ClientMessage::Relayed { .. } => {}
         }
     }
 

@@ -158,6 +158,14 @@ impl Peers {
         links.keys().copied().collect()
     }
 
+    /// Where another replica may be; empty: there is none of this id.
+    pub(crate) fn addresses(&self, id: u16) -> Vec<String> {
+        let links = self.0.links.read().unwrap_or_else(PoisonError::into_inner);
+        links
+            .get(&id)
+            .map_or_else(Vec::new, |link| link.addresses().to_vec())
+    }
+
     /// Why there is no connection to another replica, where that is known.
     pub(crate) fn trouble(&self, id: u16) -> Option<String> {
         let links = self.0.links.read().unwrap_or_else(PoisonError::into_inner);

@@ -16,8 +16,9 @@ use tokio_util::codec::FramedParts;
 use super::allowance::Allowance;
 use super::handshake::{self, Caller, Failure, check_counter, check_epoch};
 use super::listener::Shared;
+use super::places::Place;
 use super::{ConnectionId, Frames, LoggedIn, Outbox, Outgoing, SessionEvent};
-use crate::peers::Counted;
+use crate::metrics::OpenConnection;
 
 /// How long one write may take before the client counts as one that does not read.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
@@ -36,7 +37,8 @@ pub(super) async fn serve(
     stream: Stream,
     connection: ConnectionId,
     shared: Arc<Shared>,
-    counted: Counted,
+    mut place: Place,
+    open: OpenConnection,
 ) {
     let Ok(peer) = stream.peer_addr() else { return };
     let local = stream.local_addr().ok();
@@ -47,14 +49,24 @@ pub(super) async fn serve(
         peer,
         &shared.users,
         &shared.throttle,
+        &mut place,
     ));
-    let (login, features) = match env::timeout(shared.limits.login_deadline, shaking).await {
-        Ok(Ok(Caller::Client { login, features })) => (login, features),
+    let shaken = env::timeout(shared.login_deadline, shaking).await;
+    let (login, features, relayed) = match shaken {
+        Ok(Ok(Caller::Client {
+            login,
+            features,
+            relayed,
+        })) => (login, features, relayed),
+        Ok(Ok(Caller::Traveller)) => {
+            let who = (connection, peer);
+            return Box::pin(shared.relays.serve(frames, who, &place, &shared)).await;
+        }
         Ok(Ok(Caller::Replica(hello))) => {
             return match &shared.peers {
                 Some(peers) => {
                     let FramedParts { io, read_buf, .. } = frames.into_parts();
-                    peers.take(io, read_buf, hello, counted);
+                    peers.take(io, read_buf, hello, Box::new((place, open)));
                 }
                 None => {
                     let text =
@@ -78,9 +90,8 @@ pub(super) async fn serve(
         }
     };
     shared.metrics.login("ok");
-    let direct = login
-        .ends
-        .is_some_and(|ends| Some(ends) == local.map(|local| (peer, local)));
+    let same_ends = |ends| Some(ends) == local.map(|local| (peer, local));
+    let direct = !relayed && login.ends.is_some_and(same_ends);
     let (outbox, queue) = Outbox::new();
     let logged_in = LoggedIn {
         connection,
@@ -98,7 +109,10 @@ pub(super) async fn serve(
     {
         return;
     }
-    let ending = converse(&mut frames, connection, queue, &shared).await;
+    let mut ending = converse(&mut frames, connection, queue, &shared).await;
+    if relayed {
+        ending = Ending::Silence;
+    }
     // The coordinator may have stopped: then there is nobody to tell.
     let _ = shared
         .events
@@ -262,7 +276,9 @@ fn check(message: &ClientMessage) -> Result<(), String> {
         ClientMessage::Hello(_)
         | ClientMessage::AuthFirst { .. }
         | ClientMessage::AuthProof { .. }
-        | ClientMessage::Peer(_) => Err("a message of the login after the login".to_owned()),
+        | ClientMessage::Peer(_)
+        | ClientMessage::Relay
+        | ClientMessage::Relayed { .. } => Err("a message of the login after the login".to_owned()),
         ClientMessage::Login(login) => handshake::check(login),
         ClientMessage::Attach { membership, epoch } => {
             check_epoch(*epoch)?;

@@ -15,6 +15,7 @@ use skyschedule_common::protocol::messages::{
 };
 use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION, features};
 
+use super::places::Place;
 use super::throttle::Throttle;
 use super::{Frames, Users};
 
@@ -29,7 +30,11 @@ pub(super) enum Caller {
         login: Login,
         /// Bits of optional features that both ends know.
         features: u64,
+        /// Another replica carries its bytes.
+        relayed: bool,
     },
+    /// A client that has proven itself, and wants to be carried on to the leader.
+    Traveller,
     /// Another replica, which has not proven itself yet.
     Replica(PeerHello),
 }
@@ -70,10 +75,21 @@ pub(super) async fn shake(
     peer: SocketAddr,
     users: &Users,
     throttle: &Throttle,
+    place: &mut Place,
 ) -> Result<Caller, Failure> {
-    let features = match next(frames).await? {
+    let mut first = next(frames).await?;
+    let relayed = matches!(first, ClientMessage::Relayed { .. });
+    if relayed {
+        if !place.is_relayed() {
+            let text = "the server between has as many connections to this one as it may; try another, or later";
+            let later = Some(Duration::from_secs(1));
+            return Err(refused(Code::TOO_MANY, text, later, "too_many"));
+        }
+        first = next(frames).await?;
+    }
+    let features = match first {
         ClientMessage::Hello(said) => hello(frames, users, said).await?,
-        ClientMessage::Peer(said) => return Ok(Caller::Replica(said)),
+        ClientMessage::Peer(said) if !relayed => return Ok(Caller::Replica(said)),
         _ => return Err(out_of_turn("Hello")),
     };
     let user = if users.are_required() {
@@ -83,8 +99,14 @@ pub(super) async fn shake(
     };
     // A login may name many handlers.
     frames.codec_mut().set_max_frame(MAX_FRAME);
-    let ClientMessage::Login(login) = next(frames).await? else {
-        return Err(out_of_turn("Login"));
+    let login = match next(frames).await? {
+        ClientMessage::Login(login) => login,
+        ClientMessage::Relay if !relayed => return Ok(Caller::Traveller),
+        ClientMessage::Relay => {
+            let text = "this connection is relayed already, and is not relayed again";
+            return Err(refused(Code::NO_RELAY, text, None, "relay"));
+        }
+        _ => return Err(out_of_turn("Login")),
     };
     check(&login).map_err(Failure::Protocol)?;
     if !users.may_use(user.as_deref(), &login.group) {
@@ -95,7 +117,11 @@ pub(super) async fn shake(
         return Err(refused(Code::FORBIDDEN, &text, None, "forbidden"));
     }
     let login = *login;
-    Ok(Caller::Client { login, features })
+    Ok(Caller::Client {
+        login,
+        features,
+        relayed,
+    })
 }
 
 /// Agrees on a version, and on the features that it answers.

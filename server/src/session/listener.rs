@@ -1,8 +1,7 @@
 //! Who may connect: accepts connections, within limits.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::SinkExt as _;
@@ -12,6 +11,8 @@ use skyschedule_common::protocol::codec::FrameCodec;
 use skyschedule_common::protocol::messages::{Code, Refusal, ServerMessage};
 use tokio::sync::{mpsc, watch};
 
+use super::places::{Kind, Limits, Places};
+use super::relay::Relays;
 use super::throttle::Throttle;
 use super::{ConnectionId, Frames, SessionEvent, Users, connection};
 use crate::metrics::Metrics;
@@ -27,21 +28,12 @@ const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// Connections that the system keeps ready to be accepted.
 pub(crate) const BACKLOG: u32 = 4_096;
 
-/// Bounds on connections.
-#[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    /// Open connections.
-    pub(crate) connections: usize,
-    /// Open connections of one address.
-    pub(crate) per_address: usize,
-    /// From accept to login.
-    pub(crate) login_deadline: Duration,
-}
-
 /// What all sessions of a server share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) limits: Limits,
+    /// From accept to login.
+    pub(super) login_deadline: Duration,
+    places: Arc<Places>,
     pub(super) users: Users,
     pub(super) throttle: Throttle,
     pub(super) events: mpsc::Sender<SessionEvent>,
@@ -49,36 +41,7 @@ pub(super) struct Shared {
     /// None: this replica is alone.
     pub(super) peers: Option<Peers>,
     pub(super) strangers: Strangers,
-    open: Mutex<Open>,
-}
-
-#[derive(Debug, Default)]
-struct Open {
-    total: usize,
-    by_address: BTreeMap<IpAddr, usize>,
-}
-
-/// Counts a connection while it lives.
-struct Slot {
-    shared: Arc<Shared>,
-    address: IpAddr,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let mut open = self
-            .shared
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        open.total = open.total.saturating_sub(1);
-        if let Some(count) = open.by_address.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                open.by_address.remove(&self.address);
-            }
-        }
-    }
+    pub(super) relays: Relays,
 }
 
 /// Accepts connections and starts a session for each.
@@ -91,21 +54,23 @@ pub(crate) struct Listener {
 impl Listener {
     pub(crate) fn new(
         socket: TcpListener,
-        limits: Limits,
+        (limits, login_deadline): (Limits, Duration),
         users: Users,
         events: mpsc::Sender<SessionEvent>,
         metrics: Metrics,
         peers: Option<Peers>,
+        relays: Relays,
     ) -> Self {
         let shared = Shared {
-            limits,
+            login_deadline,
+            places: Places::new(limits),
             users,
             throttle: Throttle::default(),
             events,
             metrics,
             peers,
             strangers: Strangers::default(),
-            open: Mutex::default(),
+            relays,
         };
         Self {
             socket,
@@ -139,7 +104,7 @@ impl Listener {
 
     fn start(&self, stream: Stream, peer: SocketAddr, id: ConnectionId) {
         let shared = self.shared.clone();
-        let Some(slot) = self.take_slot(peer.ip()) else {
+        let Some(place) = shared.places.take(Kind::From(peer.ip())) else {
             shared.metrics.connection_refused("too_many");
             if let Some(left_out) = shared.strangers.tell(peer.ip(), "too many") {
                 tracing::warn!(%peer, left_out, "too many connections; raise max_connections or max_connections_per_address if they are honest");
@@ -154,25 +119,7 @@ impl Listener {
             });
             return;
         };
-        let counted = Box::new((slot, shared.metrics.connection()));
-        env::spawn(connection::serve(stream, id, shared, counted));
-    }
-
-    fn take_slot(&self, address: IpAddr) -> Option<Slot> {
-        let mut open = self
-            .shared
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let same = open.by_address.get(&address).copied().unwrap_or(0);
-        if open.total >= self.shared.limits.connections || same >= self.shared.limits.per_address {
-            return None;
-        }
-        open.total += 1;
-        open.by_address.insert(address, same + 1);
-        Some(Slot {
-            shared: self.shared.clone(),
-            address,
-        })
+        let open = shared.metrics.connection();
+        env::spawn(connection::serve(stream, id, shared, place, open));
     }
 }

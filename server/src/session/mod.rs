@@ -11,11 +11,15 @@
 //! | `allowance` | floods are slowed down |
 //! | `users` | who may log in, to which groups |
 //! | `throttle` | wrong passwords cost time |
+//! | `places` | how many connections there may be |
+//! | `relay` | a client that cannot reach the leader is carried on to it |
 
 mod allowance;
 mod connection;
 mod handshake;
 mod listener;
+mod places;
+mod relay;
 mod throttle;
 mod users;
 
@@ -29,7 +33,9 @@ use skyschedule_common::protocol::messages::{ClientMessage, Login, ServerMessage
 use tokio::sync::mpsc;
 use tokio_util::codec::Framed;
 
-pub(crate) use listener::{BACKLOG, Limits, Listener};
+pub(crate) use listener::{BACKLOG, Listener};
+pub(crate) use places::Limits;
+pub(crate) use relay::Relays;
 pub(crate) use users::Users;
 
 /// Messages that wait to be written to one client; one that lets more pile up is dropped.

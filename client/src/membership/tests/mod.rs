@@ -1,6 +1,7 @@
 //! Clients whose servers and clock are played by the test.
 
 mod hostile;
+mod relay;
 mod rules;
 mod servers;
 
