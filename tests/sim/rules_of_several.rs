@@ -3,6 +3,7 @@
 use skyschedule_common::fault::Rule;
 use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_tests::sim::profile::{Event, Profile};
+use std::time::Duration;
 
 use super::{come_and_go, exclusive, is_missed, trusting};
 
@@ -71,4 +72,65 @@ fn l8_with_several_servers() {
 fn f1_with_several_servers() {
     let profile = three(trusting(&come_and_go(&[(Event::LateFin, 10)])));
     is_missed(Rule::F1, &profile, &["held twice", "token back"]);
+}
+
+/// Members whose leases end while their deaths are decided slowly.
+#[test]
+fn l5_with_several_servers() {
+    let events = [(Event::Start, 10), (Event::NearLapse, 15)];
+    let mut profile = three(exclusive(Numbering::Modulo, &events));
+    profile.twins_percent = 0;
+    profile.every_ms = vec![500];
+    profile.disk_ms = vec![100];
+    profile.network_ms = vec![50];
+    is_missed(Rule::L5, &profile, &["held twice", "token back"]);
+}
+
+/// What a leader told is heard after what the next one told.
+#[test]
+fn c3_with_several_servers() {
+    let events = [(Event::Start, 10), (Event::LateTold, 12)];
+    let mut profile = three(exclusive(Numbering::Modulo, &events));
+    profile.twins_percent = 0;
+    profile.every_ms = vec![1_500];
+    profile.handlers.slow_percent = 0;
+    is_missed(Rule::C3, &profile, &["epoch back"]);
+}
+
+/// Without a quorum for a while, here or there, again and again.
+fn few_left(more: &[(Event, u32)]) -> Profile {
+    let mut profile = Profile::few_left(Numbering::Modulo).with_events(more);
+    profile.twins_percent = 0;
+    profile.every_ms = vec![500];
+    profile.trouble_ms = (10_000, 15_000);
+    profile
+}
+
+/// A server goes on numbering although it follows a leader, and clients that do not reach that one turn to it.
+#[test]
+fn d1_a_follower_numbers_nobody() {
+    let profile = few_left(&[
+        (Event::Start, 10),
+        (Event::Close, 2),
+        (Event::Isolate, 10),
+        (Event::ClientsCut, 10),
+    ]);
+    is_missed(Rule::D1, &profile, &["numbered by a follower"]);
+}
+
+/// A server that was restarted without a quorum gives out again what it gave out before.
+#[test]
+fn d2_what_is_given_out_without_a_quorum_is_on_the_disk() {
+    let mut profile = few_left(&[
+        (Event::Start, 10),
+        (Event::Restart, 10),
+        (Event::MajorityAway, 6),
+        (Event::ServerKill, 6),
+    ]);
+    profile.degraded_after = Duration::from_millis(1_500);
+    is_missed(
+        Rule::D2,
+        &profile,
+        &["epoch twice", "epoch back", "one is not enough"],
+    );
 }

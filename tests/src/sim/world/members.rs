@@ -70,12 +70,12 @@ impl World {
 
     /// Whether another server than this one has no memory, or few know what was decided: servers are being replaced.
     pub(super) fn someone_is_new(&self, at: usize) -> bool {
-        let servers = self.servers.iter().enumerate();
+        let mut servers = self.servers.iter().enumerate();
         let is_new = |(other, server): (usize, &Sky)| {
             let is_going = matches!(server.role, Role::Leaving | Role::Lost);
             (other != at && server.is_blank) || is_going
         };
-        servers.map(is_new).any(|it| it) || self.members().len() < 3
+        servers.any(is_new) || self.members().len() < 3
     }
 
     /// The operator has another server lead: this one, or any.
