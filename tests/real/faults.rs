@@ -19,7 +19,7 @@ use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::ledger::Ledger;
 use skyschedule_tests::member::{Event, Member, Options, Rows};
 use skyschedule_tests::mesh::{Doors, Mesh};
-use skyschedule_tests::numbering::{covered, numbered, settled};
+use skyschedule_tests::numbering::{Kept, all, covered, kept, numbered, settled};
 use skyschedule_tests::proxy::{Direction, Flow};
 use skyschedule_tests::server::Server;
 
@@ -52,31 +52,19 @@ fn works(options: &Options, group: &str) -> Member {
         .start()
 }
 
-/// What must not change while only servers come and go: epoch, shares and membership.
-fn numbers(members: &[Member]) -> Vec<(Rows, Option<String>)> {
-    let of = |member: &Member| {
-        let rows = Rows {
-            at: 0,
-            ..member.rows()
-        };
-        (rows, member.membership())
-    };
-    members.iter().map(of).collect()
-}
-
 /// A group in the middle of its work.
 struct Group {
     name: &'static str,
     members: Vec<Member>,
-    before: Vec<(Rows, Option<String>)>,
+    before: Vec<Kept>,
 }
 
 impl Group {
     async fn new(name: &'static str, members: &[Options]) -> Self {
         let start = |options: &Options| works(options, name);
         let members: Vec<Member> = members.iter().map(start).collect();
-        settled(&members.iter().collect::<Vec<_>>()).await;
-        let before = numbers(&members);
+        settled(&all(&members)).await;
+        let before = kept(&members);
         Self {
             name,
             members,
@@ -85,14 +73,16 @@ impl Group {
     }
 
     fn all(&self) -> Vec<&Member> {
-        self.members.iter().collect()
+        all(&self.members)
     }
 
     /// The first so many, who have met no fault, have kept their memberships all the time.
     fn assert_members(&self, count: usize) {
-        for (member, (_, before)) in self.members.iter().zip(&self.before).take(count) {
+        for (member, before) in self.members.iter().zip(&self.before).take(count) {
             let changed = member.events().into_iter().any(|event| match event {
-                Event::State { membership, .. } => membership.is_some() && membership != *before,
+                Event::State { membership, .. } => {
+                    membership.is_some() && membership != before.membership
+                }
                 _ => false,
             });
             assert!(!changed, "it was taken for dead without reason: {member}");
@@ -102,8 +92,8 @@ impl Group {
     /// Nobody's rows were touched.
     fn assert_untouched(&self) {
         self.assert_members(self.members.len());
-        for (member, (rows, _)) in self.members.iter().zip(&self.before) {
-            let other = |other: &Rows| other.epoch != rows.epoch;
+        for (member, before) in self.members.iter().zip(&self.before) {
+            let other = |rows: &Rows| rows.epoch != before.epoch;
             let mut since = member.history().into_iter().skip_while(other);
             assert!(
                 !since.any(|rows| other(&rows)),
@@ -115,7 +105,7 @@ impl Group {
     /// When the first of the first so many was renumbered, after that moment.
     fn renumbered_after(&self, at: u64, count: usize) -> Duration {
         let members = self.members.iter().zip(&self.before).take(count);
-        let first = members.flat_map(|(member, (before, _))| {
+        let first = members.flat_map(|(member, before)| {
             let history = member.history().into_iter();
             history
                 .filter(|rows| rows.at > at && rows.epoch != before.epoch)
@@ -356,7 +346,7 @@ async fn cut_off_from_the_leader(mesh: &Mesh, leader: usize) {
         let newcomer = cluster.member(group.name, "newcomer");
         group.members.push(works(&newcomer, group.name));
         settled(&group.all()).await;
-        group.before = numbers(&group.members);
+        group.before = kept(&group.members);
     }
     // One of the servers between dies: that is not the clients' death, which go on through the other one.
     let killed = served(&groups[0].members[2], "Relaying").await;
@@ -545,7 +535,7 @@ async fn when_the_leader_is_killed_no_share_moves_no_client_reconnects_and_a_joi
         settled(&group.all()).await;
         connected(&group.members).await;
         let (leader, since) = (cluster.leader().await, events(&group.members));
-        group.before = numbers(&group.members);
+        group.before = kept(&group.members);
         let killed = now();
         cluster.servers[leader].signal(Signal::KILL);
         let mut newcomer = cluster.member(AVAILABLE, "newcomer").start();
