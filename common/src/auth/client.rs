@@ -37,10 +37,19 @@ impl ClientExchange {
         &self.nonce
     }
 
+    /// Whether the key for this challenge is derived already, so that the answer takes microseconds.
+    pub fn knows_key(&self, challenge: &Challenge) -> bool {
+        let Challenge {
+            salt, iterations, ..
+        } = challenge;
+        KEYS.knows(&self.credentials.password, salt, *iterations)
+    }
+
     /// Answers the challenge with the proof, and gives what checks the server's answer to that.
     ///
     /// The first time in a process this derives the key, for tens of milliseconds (up to a second where the
-    /// server asks for [`super::MAX_ITERATIONS`]): not on a thread that must answer others.
+    /// server asks for [`super::MAX_ITERATIONS`]): not on a thread that must answer others, unless
+    /// [`knows_key`](Self::knows_key).
     pub fn respond(self, challenge: &Challenge) -> Result<(Signature, ServerCheck), AuthError> {
         let Challenge {
             nonce,

@@ -38,6 +38,14 @@ impl KeyCache {
         Arc::clone(slot.get_or_init(|| Arc::new(Keys::derive(password, salt, iterations))))
     }
 
+    /// Whether [`get`](Self::get) has nothing to derive.
+    pub(super) fn knows(&self, password: &SecretString, salt: &[u8], iterations: u32) -> bool {
+        let id = id(password, salt, iterations);
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.iter().find(|(known, _)| *known == id);
+        slot.is_some_and(|(_, slot)| slot.get().is_some())
+    }
+
     fn slot(&self, id: Id) -> Slot {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, slot)) = slots.iter().find(|(known, _)| *known == id) {
@@ -75,7 +83,10 @@ mod tests {
     #[test]
     fn the_same_login_derives_once_and_another_derives_anew() {
         let cache = KeyCache::new();
+        assert!(!cache.knows(&password("walker"), b"salt", FEW));
         let first = cache.get(&password("walker"), b"salt", FEW);
+        assert!(cache.knows(&password("walker"), b"salt", FEW));
+        assert!(!cache.knows(&password("walker"), b"salt", FEW + 1));
         assert!(Arc::ptr_eq(
             &first,
             &cache.get(&password("walker"), b"salt", FEW)

@@ -139,14 +139,15 @@ impl Disk {
                 let committed = self.committed.take();
                 let (disk, result) = blocking(&place, move || {
                     let result = self.store.commit(changes.iter().chain(&committed));
+                    // From here: this task would be told first, and then they.
+                    for done in done {
+                        let failed = |error: &ConsensusError| io::Error::other(error.to_string());
+                        done.tell(result.as_ref().copied().map_err(failed));
+                    }
                     Ok((self, result))
                 })
                 .await?;
                 self = disk;
-                for done in done {
-                    let failed = |error: &ConsensusError| io::Error::other(error.to_string());
-                    done.tell(result.as_ref().copied().map_err(failed));
-                }
                 result?;
             }
             if let Some(stopped) = stop {

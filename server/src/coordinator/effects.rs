@@ -105,6 +105,7 @@ impl Coordinator {
                     client_id: client.to_string(),
                 });
                 tracing::info!(%group, %client, member, "joined");
+                self.rush_goes_on(group, now);
                 let Some(joining) = self.joining.remove(&(group.clone(), client)) else {
                     return;
                 };
@@ -194,8 +195,7 @@ impl Coordinator {
                 tracing::info!(%group, %client, "a client did not come back for its share");
             }
             Event::HandoverStarted => {
-                let track = self.groups.entry(group.clone()).or_default();
-                track.handover_began.get_or_insert(now);
+                self.groups.entry(group.clone()).or_default().begins(now);
             }
             Event::HandoverEnded => self.handover_ended(group, now),
             Event::Configured(settings) => {
@@ -239,6 +239,16 @@ impl Coordinator {
         }
     }
 
+    /// A member joined: others may follow.
+    fn rush_goes_on(&mut self, group: &GroupName, now: Instant) {
+        let settle = self.consensus.read(|state| {
+            let group = state.group(group);
+            group.map_or(Millis(0), |group| group.settings().settle)
+        });
+        let track = self.groups.entry(group.clone()).or_default();
+        track.joined(settle.duration(), now);
+    }
+
     fn parted(
         &mut self,
         group: &GroupName,
@@ -250,6 +260,7 @@ impl Coordinator {
     ) {
         let membership = Membership::quorum(number);
         let track = self.groups.entry(group.clone()).or_default();
+        track.changed = true;
         track.awaiting.remove(&number);
         track.unseen.remove(&number);
         track.releases.remove(&number);
@@ -385,22 +396,22 @@ impl Coordinator {
                 Consistency::Available => settings.drain_timeout,
                 Consistency::Exclusive => settings.max_drain,
             };
-            let wants_start = group.wants_handover()
-                && (!group.in_handover() || settings.numbering != Numbering::Modulo);
+            let barriers = settings.numbering == Numbering::Modulo;
+            let wants_start = group.wants_handover() && !(barriers && group.in_handover());
             let lease = match settings.lease {
                 Some(lease) => lease,
                 None => stretched(settings.base_lease(), state.member_count()),
             };
             Some((
                 patience,
-                wants_start,
-                group.lease(),
-                lease,
+                (group.is_outdated(), wants_start),
+                (group.lease(), lease),
                 group.members().len(),
                 group.unowned(),
             ))
         });
-        let Some((patience, wants_start, in_force, wanted, members, unowned)) = shown else {
+        let Some((patience, (outdated, wants_start), (in_force, wanted), members, unowned)) = shown
+        else {
             return;
         };
         self.metrics.members(group, members);
@@ -411,8 +422,10 @@ impl Coordinator {
                 .set(now + patience.duration(), Timer::Drain(group.clone()));
         }
         if wants_start {
-            let at = track.not_before.unwrap_or(now).max(now);
+            let at = track.next_start().unwrap_or(now).max(now);
             self.timers.set(at, Timer::Start(group.clone()));
+        } else if !outdated {
+            track.planned(now);
         }
         if wanted > in_force {
             self.batch.group(group).lease = Some(wanted);
@@ -433,6 +446,8 @@ impl Coordinator {
                 Timer::ResetGrace(group, number, ended) => self.check_reset(&group, number, ended),
                 Timer::Drain(group) => self.check_drains(&group),
                 Timer::Gather(group) => self.act_on_releases(&group, true),
+                // Whatever wakes the coordinator begins the round.
+                Timer::Round => {}
                 Timer::Start(group) => self.check_start(&group),
                 Timer::Vacate(group, client, member) => {
                     let vacant = self.consensus.read(|state| {

@@ -1,5 +1,7 @@
 //! Heartbeats renew leases; a lease that is over, or a proven death, ends a membership.
 
+use std::time::Duration;
+
 use skyschedule_common::env::net::Ending;
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
@@ -13,6 +15,9 @@ use super::timers::Timer;
 use super::track::{MemberTrack, server_lease};
 use crate::consensus::ConfirmError;
 use crate::session::ConnectionId;
+
+/// Rounds begin so long after one another at least: where there are many members, one round is for many heartbeats.
+const BETWEEN_ROUNDS: Duration = Duration::from_millis(2);
 
 /// A heartbeat that waits for a quorum to confirm this leader.
 #[derive(Debug)]
@@ -56,7 +61,13 @@ impl Coordinator {
         if self.confirming.is_some() || (nothing && !self.wants_pulse()) {
             return;
         }
-        self.quorum.round_begins(env::now());
+        let now = env::now();
+        if now < self.next_round {
+            self.timers.set(self.next_round, Timer::Round);
+            return;
+        }
+        self.next_round = now + BETWEEN_ROUNDS;
+        self.quorum.round_begins(now);
         let consensus = self.consensus.clone();
         let round = Box::pin(async move {
             if broken(Rule::L4) {

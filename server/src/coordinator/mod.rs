@@ -133,6 +133,8 @@ pub(crate) struct Coordinator {
     /// The last round failed: heartbeats may have come that could not be answered.
     unconfirmed: bool,
     confirming: Option<(Confirmation, Vec<Heartbeat>)>,
+    /// The next round does not begin before.
+    next_round: Instant,
 }
 
 type ConfigureAnswer = oneshot::Sender<Result<GroupView, ConfigureError>>;
@@ -199,6 +201,7 @@ impl Coordinator {
             suspects: BTreeSet::new(),
             unconfirmed: false,
             confirming: None,
+            next_round: env::now(),
         };
         (coordinator, handle)
     }

@@ -17,6 +17,8 @@ pub(super) enum Timer {
     Drain(GroupName),
     /// Gathered releases may be acted on.
     Gather(GroupName),
+    /// Heartbeats may be confirmed.
+    Round,
     /// The next handover may begin.
     Start(GroupName),
     /// A client may not have come back for its share.

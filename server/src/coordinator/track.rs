@@ -22,6 +22,19 @@ pub(crate) fn server_lease(lease: Millis) -> Duration {
     lease.duration() * (1_000 + DRIFT_PERMILLE) / (1_000 - DRIFT_PERMILLE) + GRANULARITY
 }
 
+/// How long logins that follow one another put off the next handover: it would move rows that the one after it moves
+/// again, and a barrier would stop all for the sake of a few.
+const LONGEST_RUSH: Duration = Duration::from_secs(1);
+
+/// Logins, each soon after the one before.
+#[derive(Debug, Clone, Copy)]
+struct Rush {
+    /// When the first came, or the last handover was planned.
+    since: Instant,
+    /// When the next must have come.
+    until: Instant,
+}
+
 /// A group, as its leader follows it.
 #[derive(Debug, Default)]
 pub(super) struct GroupTrack {
@@ -40,6 +53,9 @@ pub(super) struct GroupTrack {
     /// Until when it is open whether a member lives whose connection was reset. A barrier that began before
     /// would stop all others while it waits for that member.
     pub(super) doubt: Option<Instant>,
+    rush: Option<Rush>,
+    /// Members came, went or changed since the last plan that is known of.
+    pub(super) changed: bool,
     pub(super) deaths: Deaths,
     pub(super) short_lives: ShortLives,
     /// Length of leases that members are told; never above the one in force.
@@ -101,6 +117,37 @@ impl GroupTrack {
 
     /// When pacing allows the next handover; `None`: at once.
     pub(super) fn next_start(&self) -> Option<Instant> {
-        self.not_before.max(self.doubt)
+        let rush = self
+            .rush
+            .map(|rush| rush.until.min(rush.since + LONGEST_RUSH));
+        self.not_before.max(self.doubt).max(rush)
+    }
+
+    /// A login was decided: the next handover waits for others that follow within `settle`. The first waits for nobody.
+    pub(super) fn joined(&mut self, settle: Duration, now: Instant) {
+        self.changed = true;
+        let since = match self.rush {
+            Some(rush) if now <= rush.until => rush.since,
+            _ => now,
+        };
+        self.rush = Some(Rush {
+            since,
+            until: now + settle,
+        });
+    }
+
+    /// Nothing is left to be planned.
+    pub(super) fn planned(&mut self, now: Instant) {
+        if std::mem::take(&mut self.changed)
+            && let Some(rush) = &mut self.rush
+        {
+            rush.since = now;
+        }
+    }
+
+    /// A handover begins.
+    pub(super) fn begins(&mut self, now: Instant) {
+        self.handover_began.get_or_insert(now);
+        self.doubt = None;
     }
 }

@@ -12,7 +12,7 @@ use skyschedule_common::share::{Numbers, Share};
 use super::effect::Event;
 use super::group::{Group, Handover, MAX_CLAIM, Member};
 use super::obstacles::Obstacles;
-use super::plan::{self, Seat};
+use super::plan::{self, Plan, Seat};
 
 impl Group {
     /// Makes the targets anew where that is possible now, and moves what can move.
@@ -67,7 +67,9 @@ impl Group {
             (vacancy.member, seat)
         });
         let mut seats: Vec<(u64, Seat<'a>)> = members.chain(vacancies).collect();
-        seats.sort_by_key(|(number, _)| *number);
+        if !self.vacancies.is_empty() {
+            seats.sort_by_key(|(number, _)| *number);
+        }
         let seat = |(_, seat): (u64, Seat<'a>)| Seat {
             present: if same { seat.present } else { &NOTHING },
             working: if same { seat.working } else { &NOTHING },
@@ -77,11 +79,12 @@ impl Group {
     }
 
     fn make_targets(&mut self) {
-        let targets = plan::targets(
+        let Plan { total, numbers } = plan::targets(
             self.settings.numbering,
             self.settings.max_slots,
             &self.seats(),
         );
+        let same = self.planned == self.settings.numbering;
         let members = self
             .members
             .iter_mut()
@@ -92,8 +95,14 @@ impl Group {
             .map(|vacancy| (vacancy.member, &mut vacancy.target));
         let mut places: Vec<(u64, &mut Share)> = members.chain(vacancies).collect();
         places.sort_by_key(|(number, _)| *number);
-        for ((_, place), target) in places.into_iter().zip(targets) {
-            *place = target;
+        for ((_, place), numbers) in places.into_iter().zip(numbers) {
+            let numbers = match numbers {
+                Some(numbers) => numbers,
+                None if !same => Numbers::EMPTY,
+                None if place.total() == total => continue,
+                None => place.numbers().clone(),
+            };
+            *place = Share::new(total, numbers).unwrap_or_default();
         }
         self.planned = self.settings.numbering;
         self.outdated = false;

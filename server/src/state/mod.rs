@@ -73,7 +73,7 @@ pub(crate) fn divide(settings: &Settings, members: &[(u32, &Share)]) -> Vec<Shar
             working: present,
         })
         .collect();
-    plan::targets(settings.numbering, settings.max_slots, &seats)
+    plan::targets(settings.numbering, settings.max_slots, &seats).shares(&seats)
 }
 
 /// All that is decided, for every group.

@@ -15,45 +15,55 @@ pub(super) struct Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// At most `count` of its numbers below `total`: first those that it works on.
-    fn keeps(&self, total: u32, count: u64) -> Numbers {
+    /// At most `count` of its numbers below `total`, first those that it works on; none: all that it has.
+    fn keeps(&self, total: u32, count: u64) -> Option<Numbers> {
         // Nearly all seats of a large group.
         if self.present.last().is_none_or(|last| last < total) && self.present.len() <= count {
-            return self.present.clone();
+            return None;
         }
         let present = self.present.intersection(&Numbers::below(total));
         let working = first_n(&present.intersection(self.working), count);
         let others = present.difference(self.working);
-        working.union(&first_n(&others, count - working.len()))
+        Some(working.union(&first_n(&others, count - working.len())))
     }
 }
 
-/// The share of each seat, in the order of the seats. Seats are given oldest first.
-pub(super) fn targets(numbering: Numbering, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<Share> {
-    let (total, numbers) = match numbering {
+/// Who shall have what.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) total: u32,
+    /// The numbers of each seat, in the order of the seats; none: those that it has.
+    pub(super) numbers: Vec<Option<Numbers>>,
+}
+
+impl Plan {
+    /// The share of each of these seats.
+    pub(super) fn shares(self, seats: &[Seat<'_>]) -> Vec<Share> {
+        let numbers = self.numbers.into_iter().zip(seats);
+        numbers
+            .map(|(numbers, seat)| numbers.unwrap_or_else(|| seat.present.clone()))
+            .map(|numbers| Share::new(self.total, numbers).unwrap_or_default())
+            .collect()
+    }
+}
+
+/// The share of each seat. Seats are given oldest first.
+pub(super) fn targets(numbering: Numbering, cap: Option<u32>, seats: &[Seat<'_>]) -> Plan {
+    match numbering {
         Numbering::Modulo => modulo(seats),
-        Numbering::Slots(slots) => (slots, divide(slots, cap, seats)),
-    };
-    numbers
-        .into_iter()
-        .map(|numbers| Share::new(total, numbers).unwrap_or_default())
-        .collect()
+        Numbering::Slots(slots) => divide(slots, cap, seats),
+    }
 }
 
 /// `total` is the sum of the weights. Numbers below it stay; holes are filled, ascending, by the seats
 /// with the highest numbers, then by newcomers.
-fn modulo(seats: &[Seat<'_>]) -> (u32, Vec<Numbers>) {
-    let total = seats
-        .iter()
-        .fold(0u32, |sum, seat| sum.saturating_add(seat.weight));
-    let mut kept: Vec<Numbers> = seats
-        .iter()
-        .map(|seat| seat.keeps(total, u64::from(seat.weight)))
-        .collect();
-    let mut order: Vec<usize> = (0..seats.len()).collect();
-    order.sort_by_cached_key(|&at| seats[at].present.last().map_or(u64::MAX, u64::from));
-    fill(total, &mut kept, &order, |at| u64::from(seats[at].weight));
-    (total, kept)
+fn modulo(seats: &[Seat<'_>]) -> Plan {
+    let weights = seats.iter().map(|seat| seat.weight);
+    let total = weights.fold(0u32, u32::saturating_add);
+    let sizes: Vec<u64> = seats.iter().map(|seat| u64::from(seat.weight)).collect();
+    fill(total, seats, &sizes, |at| {
+        seats[at].present.last().map_or(u64::MAX, u64::from)
+    })
 }
 
 /// How many of the slots each seat gets. Largest remainder: each gets the whole part of its proportion, and one more
@@ -66,21 +76,20 @@ pub(super) fn sizes(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<u64
     let share = |seat: &Seat<'_>| u64::from(slots) * u64::from(seat.weight);
     let mut sizes: Vec<u64> = seats.iter().map(|seat| share(seat) / weights).collect();
     let left = u64::from(slots).saturating_sub(sizes.iter().sum());
-    let mut order: Vec<usize> = (0..seats.len())
+    let mut order: Vec<_> = (0..seats.len())
         .filter(|&at| seats[at].weight > 0)
+        .map(|at| {
+            let owns_more = seats[at].present.len() > sizes[at];
+            let fraction = share(&seats[at]) % weights;
+            (std::cmp::Reverse(fraction), !owns_more, at)
+        })
         .collect();
-    order.sort_by_cached_key(|&at| {
-        let owns_more = seats[at].present.len() > sizes[at];
-        (
-            std::cmp::Reverse(share(&seats[at]) % weights),
-            !owns_more,
-            at,
-        )
-    });
-    for &at in order
-        .iter()
-        .take(usize::try_from(left).unwrap_or(usize::MAX))
-    {
+    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    // The first so many, in whatever order.
+    if left < order.len() {
+        order.select_nth_unstable(left);
+    }
+    for (_, _, at) in order.into_iter().take(left) {
         sizes[at] += 1;
     }
     if let Some(cap) = cap {
@@ -91,24 +100,36 @@ pub(super) fn sizes(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<u64
     sizes
 }
 
-fn divide(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<Numbers> {
+fn divide(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Plan {
     let sizes = sizes(slots, cap, seats);
-    let mut kept: Vec<Numbers> = seats
-        .iter()
-        .zip(&sizes)
-        .map(|(seat, &size)| seat.keeps(slots, size))
-        .collect();
-    let oldest_first: Vec<usize> = (0..seats.len()).collect();
-    fill(slots, &mut kept, &oldest_first, |at| sizes[at]);
-    kept
+    // The oldest first.
+    fill(slots, seats, &sizes, |_| 0)
 }
 
-/// Gives the free numbers below `total`, ascending, to those that have fewer than `size`, in `order`.
-fn fill(total: u32, kept: &mut [Numbers], order: &[usize], size: impl Fn(usize) -> u64) {
-    let mut free = free(total, kept).into_iter();
+/// All keep what they can. The free numbers below `total`, ascending, go to those that have fewer than their size, in the
+/// order of their ranks, of equal ones in that of the seats.
+fn fill(total: u32, seats: &[Seat<'_>], sizes: &[u64], rank: impl Fn(usize) -> u64) -> Plan {
+    let mut numbers: Vec<Option<Numbers>> = seats
+        .iter()
+        .zip(sizes)
+        .map(|(seat, &size)| seat.keeps(total, size))
+        .collect();
+    let missing = |at: &usize| {
+        let kept = kept(&numbers, seats, *at);
+        sizes[*at].saturating_sub(kept.len())
+    };
+    // Few of a large group.
+    let mut order: Vec<(usize, u64)> = (0..seats.len())
+        .map(|at| (at, missing(&at)))
+        .filter(|(_, missing)| *missing > 0)
+        .collect();
+    if order.is_empty() {
+        return Plan { total, numbers };
+    }
+    order.sort_by_cached_key(|(at, _)| rank(*at));
+    let mut free = free(total, (0..seats.len()).map(|at| kept(&numbers, seats, at))).into_iter();
     let mut open = free.next();
-    for &at in order {
-        let mut missing = size(at).saturating_sub(kept[at].len());
+    for (at, mut missing) in order {
         let mut gained = Vec::new();
         while let (true, Some((first, last))) = (missing > 0, open) {
             let taken = missing.min(u64::from(last - first) + 1);
@@ -123,16 +144,23 @@ fn fill(total: u32, kept: &mut [Numbers], order: &[usize], size: impl Fn(usize) 
             };
         }
         if !gained.is_empty() {
-            kept[at] = kept[at].union(&Numbers::from_ranges(gained).unwrap_or_default());
+            let gained = Numbers::from_ranges(gained).unwrap_or_default();
+            numbers[at] = Some(kept(&numbers, seats, at).union(&gained));
         }
     }
+    Plan { total, numbers }
+}
+
+/// What the seat has, as far as that is planned.
+fn kept<'a>(numbers: &'a [Option<Numbers>], seats: &'a [Seat<'_>], at: usize) -> &'a Numbers {
+    numbers[at].as_ref().unwrap_or(seats[at].present)
 }
 
 /// The ranges below `total` that are in none of the sets, ascending. The sets lie below it, too.
-fn free(total: u32, sets: &[Numbers]) -> Vec<(u32, u32)> {
+fn free<'a>(total: u32, sets: impl Iterator<Item = &'a Numbers>) -> Vec<(u32, u32)> {
     // A mark a number: sorting the ranges of thousands of sets takes longer.
     let mut is_free = vec![true; index(total)];
-    for &(first, last) in sets.iter().flat_map(Numbers::ranges) {
+    for &(first, last) in sets.flat_map(Numbers::ranges) {
         is_free[index(first)..=index(last)].fill(false);
     }
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -189,7 +217,9 @@ mod tests {
             .iter()
             .map(|&(weight, numbers)| (weight, numbers.iter().copied().collect()))
             .collect();
-        targets(numbering, None, &seats(&members))
+        let seats = seats(&members);
+        targets(numbering, None, &seats)
+            .shares(&seats)
             .iter()
             .map(|share| format!("{share:?}"))
             .collect()
@@ -236,7 +266,7 @@ mod tests {
                 } else {
                     members.push((weight, Numbers::EMPTY));
                 }
-                let plan = targets(numbering, None, &seats(&members));
+                let plan = targets(numbering, None, &seats(&members)).shares(&seats(&members));
                 let weights: u64 = members.iter().map(|(weight, _)| u64::from(*weight)).sum();
                 let total = slots.map_or(weights, u64::from);
                 let owned: u64 = plan.iter().map(|share| share.numbers().len()).sum();
