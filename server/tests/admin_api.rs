@@ -140,7 +140,7 @@ fn the_cluster_is_shown() {
     let server = Running::local();
     let cluster = server.get("/api/v1/cluster").json();
     let expected = json!({
-        "replica_id": 1, "leader": 1, "term": cluster["term"], "degraded": false,
+        "replica_id": 1, "leader": 1, "term": cluster["term"], "degraded": false, "formed": true,
         "replicas": [{
             "id": 1, "address": server.clients.to_string(), "voter": true, "reachable": true, "lag": null,
         }],

@@ -68,7 +68,7 @@ fn bad_configurations_end_with_2_and_everything_that_is_wrong() {
         "serve",
         "--config=sky.toml",
         "--listen=0.0.0.0:0",
-        "--peers=1=a:1,2=b:1",
+        "--peers=1=a:1,2=a:2,3=a:3,4=a:4,5=a:5,6=a:6,7=a:7,8=a:8,9=a:9,10=a:10",
     ];
     let output = run(&dir, &arguments, &[("SKY_LOG_FORMAT", "xml")]);
     assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""));
@@ -77,7 +77,7 @@ fn bad_configurations_end_with_2_and_everything_that_is_wrong() {
         "sky.toml: unknown key \"colour\"",
         "SKY_LOG_FORMAT: \"xml\"",
         "listen: 0.0.0.0:0 can be reached from other machines",
-        "peers: lists 2 replicas",
+        "peers: lists 10 replicas",
         "peers: 0.0.0.0:0 can be reached from other machines, and there is no cluster_secret",
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");

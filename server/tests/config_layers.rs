@@ -328,10 +328,13 @@ fn what_is_wrong_is_named_with_its_place() {
             &["listen: 0.0.0.0:9991 can be reached from other machines"],
         ),
         (
-            &[("peers", "1=a:1,2=b:1")],
+            &[(
+                "peers",
+                "1=a:1,2=a:2,3=a:3,4=a:4,5=a:5,6=a:6,7=a:7,8=a:8,9=a:9,10=a:10",
+            )],
             &[],
             None,
-            &["peers: lists 2 replicas; use one, three or five"],
+            &["peers: lists 10 replicas; use one, three or five"],
         ),
         (
             &[("peers", "2=b:1")],

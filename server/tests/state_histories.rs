@@ -508,6 +508,39 @@ fn absurd_claims_of_clients_change_nothing() {
 }
 
 #[test]
+fn numbering_goes_on_far_above_what_was_lost_and_the_operator_says_anew_what_the_group_promises() {
+    // Others, who have not come back yet, may know some more than the one who shows that the state was lost.
+    const SOME: u64 = 1_000_000;
+    let mut world = World::new(None);
+    world.apply(Change::Recover {
+        number: 7,
+        epoch: Epoch::quorum(40),
+    });
+    assert!(world.group().epoch() > Epoch::quorum(40 + SOME));
+    let settings = Settings {
+        consistency: Consistency::Exclusive,
+        ..Settings::default()
+    };
+    let start = true;
+    let events = world.apply(Change::Configure { settings, start });
+    assert!(matches!(events[..], [Event::Configured(_)]), "{events:?}");
+
+    let mut world = settled(&Settings::default(), &[1]);
+    let known = Epoch::quorum(world.group().epoch().quorum + 10);
+    world.apply(Change::Reissue(vec![(1, known)]));
+    assert!(world.group().epoch() > Epoch::quorum(known.quorum + SOME));
+    // A degraded epoch shows no loss.
+    let newest = world.group().epoch();
+    let degraded = Epoch {
+        degraded: 1,
+        replica: 2,
+        ..newest
+    };
+    world.apply(Change::Reissue(vec![(1, degraded)]));
+    assert_eq!(world.group().epoch(), Epoch::quorum(newest.quorum + 1));
+}
+
+#[test]
 fn nobody_is_overtaken_in_an_exclusive_group() {
     let settings = Settings {
         consistency: Consistency::Exclusive,

@@ -21,9 +21,22 @@ const EXCLUSIVE: &str = "exclusive";
 /// As long as a server counts a lease of two seconds, the shortest there is.
 const LEASE: Duration = Duration::from_millis(2_100);
 
+fn epochs(members: &[Member]) -> impl Iterator<Item = Epoch> {
+    let epochs = members.iter().map(|member| member.rows().epoch.unwrap());
+    epochs.map(|epoch| epoch.parse().unwrap())
+}
+
 fn newest(members: &[Member]) -> Epoch {
-    let epoch = |member: &Member| member.rows().epoch.unwrap().parse().unwrap();
-    members.iter().map(epoch).max().unwrap()
+    epochs(members).max().unwrap()
+}
+
+/// Waits until these have settled; each has an epoch above that one.
+async fn settled_above(members: &[Member], known: Epoch) {
+    settled(&all(members)).await;
+    assert!(
+        epochs(members).all(|epoch| epoch > known),
+        "{known}: {members:?}"
+    );
 }
 
 /// A server is removed with --force, although one of those that stay is away: nothing is decided before that one is back,
@@ -266,10 +279,7 @@ async fn after_a_restore_and_after_the_loss_of_all_disks_numbering_goes_on_above
     }
     cluster.ready().await;
     for (members, known) in [&available, &exclusive].into_iter().zip(known) {
-        settled(&all(members)).await;
-        let rows = members.iter().map(|member| member.rows().epoch.unwrap());
-        let mut epochs = rows.map(|epoch| epoch.parse::<Epoch>().unwrap());
-        assert!(epochs.all(|epoch| epoch > known), "{members:?}");
+        settled_above(members, known).await;
     }
 
     let known = [&available, &exclusive].map(|members| newest(members));
@@ -283,13 +293,8 @@ async fn after_a_restore_and_after_the_loss_of_all_disks_numbering_goes_on_above
     }
     cluster.ready().await;
     configure(&cluster).await;
-    let back = env::now().as_nanos();
     for (members, known) in [&available, &exclusive].into_iter().zip(known) {
-        let numbering = settled(&all(members)).await;
-        let rows = members.iter().map(|member| member.rows().epoch.unwrap());
-        let mut epochs = rows.map(|epoch| epoch.parse::<Epoch>().unwrap());
-        assert!(epochs.all(|epoch| epoch > known), "{members:?}");
-        println!("{} after {:?}", members[0], numbering.after(back));
+        settled_above(members, known).await;
     }
 
     let mut ledger = Ledger::default();
