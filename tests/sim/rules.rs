@@ -1,7 +1,7 @@
 //! Each load-bearing rule is left out in turn, and the simulation must find that; with the rule, the same seeds pass.
 //!
-//! Covered: L1, L2, L3, L4, L5, L6, L7, L8, L10, L11, L15, L17, F1, F3, C2, C3, C4, C8, and that every told has an epoch of
-//! its own. C3 shows only where it comes back with an older copy of its disk: it tells nothing out of
+//! Covered: L1, L2, L3, L4, L5, L6, L7, L8, L10, L11, L15, L17, F1, F3, C2, C3, C4, C8, D1, D2, and that every told has an
+//! epoch of its own. With one server, C3 shows only where it comes back with an older copy of its disk: it tells nothing out of
 //! order on one connection. See `docs/simulation.md` of the server for how many seeds find each.
 //!
 //! The variables of the test `sim_seeds` work here, too, but for `SKY_SIM_SEED`: a rule asks for the first of many seeds.
