@@ -115,6 +115,39 @@ on_each_database! {
         crew_executes_each_once(crew, place, table, "task_info (id)", values).await;
     }
 
+    async fn no_slot_starves_while_others_are_flooded(place: &Place) {
+        const FLOOD: i64 = 8_000;
+        place.create_tasks().await;
+        place.execute(place.pick(
+            "ALTER TABLE task_info ADD COLUMN slot SMALLINT GENERATED ALWAYS AS (id & 15) STORED; \
+             CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
+            "ALTER TABLE task_info ADD COLUMN slot SMALLINT UNSIGNED AS (id & 15) VIRTUAL, \
+             ADD INDEX slots (slot, status, task_time, id)",
+            "ALTER TABLE task_info ADD COLUMN slot INTEGER AS (id & 15) VIRTUAL; \
+             CREATE INDEX slots ON task_info (slot, task_time, id) WHERE status = 0",
+        )).await;
+        // Two slots have thousands of old tasks, each of the others one that is younger than all of them.
+        place.add_tasks((0..FLOOD).map(|n| n / 2 * 16 + n % 2)).await;
+        place.execute(place.pick(
+            "UPDATE task_info SET task_time = now() - interval '1 hour'",
+            "UPDATE task_info SET task_time = NOW(6) - INTERVAL 1 HOUR",
+            "UPDATE task_info SET task_time = datetime('now', '-1 hour')",
+        )).await;
+        place.add_tasks(2..16).await;
+        let crew = Crew::new().await;
+        crew.slots(16).await;
+        let table = Table::new("task_info").slot_column("slot", 16);
+        let member = crew.join("a", &place.database, table).await;
+        let all = usize::try_from(FLOOD).unwrap() + 14;
+        crew.seen.reach(all).await;
+        let metrics = member.close().await;
+        assert_eq!((metrics.done, metrics.lost_marks), (u64::try_from(all).unwrap(), 0));
+        let executed = crew.seen.all();
+        let is_lone = |key: &str| key.parse::<i64>().is_ok_and(|id| (2..16).contains(&id));
+        let last = executed.iter().rposition(|one| is_lone(&one.key)).unwrap();
+        assert!(last < all / 2, "a slot waited for {last} tasks of others");
+    }
+
     async fn slots_of_text_keys_are_those_of_the_documentation(place: &Place) {
         place.execute(place.pick(
             "CREATE TABLE task_info (id TEXT PRIMARY KEY, task_time TIMESTAMPTZ NOT NULL DEFAULT now(), \
@@ -130,7 +163,8 @@ on_each_database! {
         let crew = Crew::new().await;
         crew.slots(64).await;
         let table = Table::new("task_info").slot_column("slot", 64);
-        let ids = (0..500).map(|n| format!("Größe {n}"));
+        // So many that each slot is read in several steps.
+        let ids = (0..3_000).map(|n| format!("Größe {n}"));
         let (into, values) = if place.dialect == Dialect::Sqlite {
             let slot = |id: &str| RowKey::from(id).modulo(64);
             ("task_info (id, slot)", ids.map(|id| format!("('{id}', {})", slot(&id))).collect())
