@@ -164,7 +164,9 @@ async fn the_next_leader_ends_the_change() {
     scene.signal(second, Signal::CONT);
     scene.flows();
     let ended = "ended a change of the replicas that another leader began";
-    cluster.servers[first].until_logged(ended).await;
+    // The new server may be the next one: what was on its way to it has come.
+    let next = cluster.leader_seen_by(second, Some(leader)).await;
+    cluster.servers[next].until_logged(ended).await;
     cluster.change(second, &add).await;
     scene.all_is_well(leader, &[0, 1, 2, 3]).await;
 }

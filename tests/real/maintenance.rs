@@ -87,7 +87,9 @@ async fn a_cluster_that_has_shrunk_is_restarted_with_the_list_of_those_that_are_
         cluster.servers[at].restart().await;
         cluster.voters(at, 2).await;
     }
-    // One of the two lost its disk; the other one fills it.
+    // One of the two lost its disk; the other one leads, and fills it.
+    cluster.lead(0).await;
+    cluster.voters(1, 2).await;
     cluster.servers[1].kill().await;
     cluster.servers[1].lose_disk();
     cluster.servers[1].restart().await;
@@ -253,12 +255,15 @@ async fn after_a_restore_and_after_the_loss_of_all_disks_numbering_goes_on_above
         settled(&all(members)).await;
     }
 
-    // Stop a server, copy its data folder, start it; then the next one.
+    // Stop a server, copy its data folder, start it; then the next one. Meanwhile others lead, and something is decided.
     let mut copies = Vec::new();
-    for server in &mut cluster.servers {
-        server.stop().await;
-        copies.push(server.copy_disk());
-        server.restart().await;
+    for at in [1, 2] {
+        cluster.servers[at].stop().await;
+        copies.push((at, cluster.servers[at].copy_disk()));
+        cluster.servers[at].restart().await;
+        cluster.ready().await;
+        cluster.lead(0).await;
+        configure(&cluster).await;
     }
     // What the backup does not know.
     let [first, second] = both(&cluster, "three");
@@ -273,8 +278,11 @@ async fn after_a_restore_and_after_the_loss_of_all_disks_numbering_goes_on_above
         server.kill().await;
     }
     env::sleep(LEASE).await;
-    for (server, copy) in cluster.servers.iter_mut().zip(copies) {
-        server.put_disk(copy);
+    cluster.servers[0].lose_disk();
+    for (at, copy) in copies {
+        cluster.servers[at].put_disk(copy);
+    }
+    for server in &mut cluster.servers {
         server.launch();
     }
     cluster.ready().await;

@@ -155,7 +155,7 @@ impl Consensus {
                 welcomed?;
             }
         }
-        if !self.has_caught_up(id, deadline).await {
+        if !self.has_caught_up(id, deadline).await? {
             return Ok(Added::CatchesUp);
         }
         let voter = Change::AddVoterIds(BTreeSet::from([u64::from(id)]));
@@ -236,8 +236,10 @@ impl Consensus {
         }
     }
 
-    async fn has_caught_up(&self, id: u16, deadline: Instant) -> bool {
+    async fn has_caught_up(&self, id: u16, deadline: Instant) -> Result<bool, ChangeError> {
         loop {
+            // Whoever leads no more does not learn it.
+            self.leads()?;
             let near = self.lags().get(&id).is_some_and(|lag| *lag <= NEAR);
             if near
                 && let Ok(Reply::Status(status)) = self
@@ -246,10 +248,10 @@ impl Consensus {
                     .await
                 && status.standing == Standing::Full
             {
-                return true;
+                return Ok(true);
             }
             if env::now() + LIMIT >= deadline {
-                return false;
+                return Ok(false);
             }
             env::sleep(LOOK).await;
         }

@@ -49,10 +49,16 @@ impl Batch {
 
     /// The commands, in an order in which each finds what it needs: who is gone makes room for who
     /// comes. `may_start` says of each group whether pacing allows a handover now.
-    pub(super) fn take(&mut self, may_start: impl Fn(&GroupName) -> bool) -> Vec<Command> {
+    pub(super) fn take(
+        &mut self,
+        may_start: impl Fn(&GroupName, &GroupBatch) -> bool,
+    ) -> Vec<Command> {
         let mut commands = Vec::new();
         for (group, batch) in std::mem::take(&mut self.groups) {
-            let changes = batch.into_changes(may_start(&group));
+            let changes = {
+                let start = may_start(&group, &batch);
+                batch.into_changes(start)
+            };
             commands.extend(changes.into_iter().map(|change| Command::Group {
                 group: group.clone(),
                 change,
@@ -63,6 +69,11 @@ impl Batch {
 }
 
 impl GroupBatch {
+    /// Whether rows lose their owner.
+    pub(super) fn frees_rows(&self) -> bool {
+        !(self.dead.is_empty() && self.leave.is_empty() && self.vacate.is_empty())
+    }
+
     fn into_changes(self, start: bool) -> Vec<Change> {
         let mut changes: Vec<Change> = Vec::new();
         changes.extend(

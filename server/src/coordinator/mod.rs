@@ -305,7 +305,7 @@ impl Coordinator {
             return;
         }
         let now = env::now();
-        let commands = self.batch.take(|name| {
+        let commands = self.batch.take(|name, batch| {
             let Some(track) = self.groups.get(name) else {
                 return true;
             };
@@ -315,7 +315,13 @@ impl Coordinator {
                     let group = state.group(name);
                     group.is_some_and(|group| group.settings().numbering == Numbering::Modulo)
                 });
-            track.may_start(now) && !in_barrier
+            // What is freed goes where it belongs at once: it would move twice if it waited for logins.
+            let may_start = if batch.frees_rows() {
+                track.may_plan(now)
+            } else {
+                track.may_start(now)
+            };
+            may_start && !in_barrier
         });
         if commands.is_empty() {
             return;

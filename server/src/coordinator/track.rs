@@ -103,6 +103,11 @@ impl MemberTrack {
 }
 
 impl GroupTrack {
+    /// Whether a handover that waits for no logins may begin.
+    pub(super) fn may_plan(&self, now: Instant) -> bool {
+        self.not_before.max(self.doubt).is_none_or(|at| now >= at)
+    }
+
     /// Whether pacing allows a handover to begin.
     pub(super) fn may_start(&self, now: Instant) -> bool {
         self.next_start().is_none_or(|at| now >= at)

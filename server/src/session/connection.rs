@@ -13,7 +13,7 @@ use skyschedule_common::protocol::messages::{ClientMessage, Code, Refusal, Serve
 use tokio::sync::mpsc;
 use tokio_util::codec::FramedParts;
 
-use super::allowance::Allowance;
+use super::allowance::{Allowance, Flood};
 use super::handshake::{self, Caller, Failure, check_counter, check_epoch};
 use super::listener::Shared;
 use super::places::Place;
@@ -192,9 +192,13 @@ async fn converse(
                     Some(Ok(message)) => message,
                 };
                 heard = env::now();
-                let wait = allowance.take(heard);
-                if !wait.is_zero() {
-                    env::sleep(wait).await;
+                match allowance.take(heard) {
+                    Ok(Duration::ZERO) => {}
+                    Ok(wait) => env::sleep(wait).await,
+                    Err(Flood) => {
+                        let what = "it does not stop sending more messages than any client has reason to";
+                        return misbehaved(frames, connection, what, shared).await;
+                    }
                 }
                 if let Err(what) = check(&message) {
                     return misbehaved(frames, connection, &what, shared).await;

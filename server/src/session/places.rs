@@ -11,7 +11,8 @@ pub(crate) struct Limits {
     pub(crate) total: usize,
     /// Those of one address.
     pub(crate) per_address: usize,
-    /// Those that this server carries on to the leader; and those that one other server carries to this one.
+    /// Those that this server carries on to the leader, half of them at most for one address; and those that one other
+    /// server carries to this one.
     pub(crate) relays: usize,
 }
 
@@ -23,8 +24,8 @@ pub(super) enum Kind {
     /// A server at this address carries it. It counts apart: clients that another server relays take no room from that
     /// server and from whoever else shares its address, and these none from them.
     RelayedBy(IpAddr),
-    /// Made by this server, to carry one that it accepted on to the leader.
-    Carried,
+    /// Made by this server, to carry one that it accepted from this address on to the leader.
+    CarriedFor(IpAddr),
 }
 
 /// Counts open connections.
@@ -77,13 +78,21 @@ impl Open {
     fn add(&mut self, kind: Kind, limits: &Limits) -> bool {
         let most = match kind {
             Kind::From(_) => limits.per_address,
-            Kind::RelayedBy(_) | Kind::Carried => limits.relays,
+            Kind::RelayedBy(_) => limits.relays,
+            Kind::CarriedFor(_) if self.carried() >= limits.relays => 0,
+            Kind::CarriedFor(_) => limits.relays.div_ceil(2),
         };
         let same = self.by_kind.get(&kind).copied().unwrap_or(0);
         if same < most {
             self.by_kind.insert(kind, same + 1);
         }
         same < most
+    }
+
+    fn carried(&self) -> usize {
+        let is_carried = |kind: &Kind| matches!(kind, Kind::CarriedFor(_));
+        let carried = self.by_kind.iter().filter(|(kind, _)| is_carried(kind));
+        carried.map(|(_, count)| count).sum()
     }
 
     fn remove(&mut self, kind: Kind) {
@@ -114,7 +123,10 @@ impl Place {
 
     /// One more, for the other end of what is carried.
     pub(super) fn carry(&self) -> Option<Self> {
-        self.places.take(Kind::Carried)
+        let Kind::From(address) = self.kind else {
+            return None;
+        };
+        self.places.take(Kind::CarriedFor(address))
     }
 }
 
@@ -175,13 +187,17 @@ mod tests {
     #[test]
     fn what_is_carried_on_counts_twice_and_has_a_bound_of_its_own() {
         let places = Places::new(LIMITS);
-        let one = places.take(Kind::From(address(1))).unwrap();
-        let carried: Vec<Place> = (0..3).filter_map(|_| one.carry()).collect();
+        let [one, two] = [1, 2].map(|last| places.take(Kind::From(address(last))).unwrap());
+        let mut carried: Vec<Place> = (0..3).filter_map(|_| one.carry()).collect();
+        assert_eq!(carried.len(), 2, "half, rounded up, for one address");
+        carried.extend(two.carry());
         assert_eq!(carried.len(), 3);
-        assert!(one.carry().is_none());
-        let others: Vec<_> = (2..9)
+        assert!(two.carry().is_none(), "there are as many as may be");
+        let others: Vec<_> = (3..9)
             .map(|last| places.take(Kind::From(address(last))))
             .collect();
-        assert_eq!(others.iter().flatten().count(), 3, "seven in all");
+        assert_eq!(others.iter().flatten().count(), 2, "seven in all");
+        carried.clear();
+        assert!(two.carry().is_some());
     }
 }

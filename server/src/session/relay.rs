@@ -30,6 +30,10 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the leader may go on after the client has ended its side, to read its last words.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// How long the leader may take to read what is left when a relay has ended. Until then it counts the connection, and so
+/// does this server: else relays that are over would keep others out.
+const LEFTOVERS: Duration = Duration::from_secs(15);
+
 /// A relay is over when nothing came, either way, for so many leases, the longest that there are.
 const IDLE_LEASES: u32 = 3;
 
@@ -169,16 +173,25 @@ impl Relays {
         let (mut from_leader, mut into_leader) = split(to_leader);
         within(WRITE_LIMIT, into_leader.write_all(&read_buf)).await?;
         drop(read_buf);
-        let mut back = std::pin::pin!(self.pump(&mut from_leader, &mut into_client));
-        tokio::select! {
-            biased;
-            ended = &mut back => ended?,
-            ended = self.pump(&mut from_client, &mut into_leader) => {
-                ended?;
-                within(LINGER, back).await?;
+        let ended = {
+            let mut back = std::pin::pin!(self.pump(&mut from_leader, &mut into_client));
+            tokio::select! {
+                biased;
+                ended = &mut back => ended,
+                ended = self.pump(&mut from_client, &mut into_leader) => match ended {
+                    Ok(()) => within(LINGER, back).await,
+                    Err(error) => Err(error),
+                },
             }
-        }
-        Ok(())
+        };
+        drop((from_client, into_client));
+        // It may have gone first, and then there is nothing to wait for.
+        let gone = async {
+            into_leader.shutdown().await?;
+            tokio::io::copy(&mut from_leader, &mut tokio::io::sink()).await
+        };
+        let _ = env::timeout(LEFTOVERS, gone).await;
+        ended
     }
 
     /// Carries one direction until it ends, or is idle for too long.

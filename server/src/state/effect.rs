@@ -133,7 +133,7 @@ pub enum JoinRefusal {
     IdInUse,
     /// The weights add up to more than a total may be.
     #[error(
-        "the weights of the group's members would add up to more than a total may be; lower the weights, or use slots"
+        "the weights of the group's members would add up to more than 65536, the largest total; lower the weights, or use slots"
     )]
     TotalTooLarge,
     /// The cluster has too many groups.
