@@ -14,7 +14,7 @@ use skyschedule_common::env;
 use skyschedule_common::protocol::MAGIC;
 use skyschedule_common::protocol::messages::{ClientMessage, Code, PeerHello, ServerMessage};
 use skyschedule_tests::cluster::Cluster;
-use skyschedule_tests::peer::{Peer, hello, login};
+use skyschedule_tests::peer::{Peer, hello, login, message};
 use skyschedule_tests::scene::{LOGIN_DEADLINE, SLACK};
 use skyschedule_tests::server::{PASSWORD, Server, USER};
 
@@ -160,6 +160,27 @@ async fn who_asks_for_a_relay_that_cannot_be_gets_a_clear_answer_and_costs_nobod
         let said = peer.ended_within(LOGIN_DEADLINE + SLACK).await;
         assert_eq!(refused(&said), Some(Code::DEADLINE), "{said:?}");
     }
+    // A flood, and away: it counts until the leader has read it, and that reads no flood without end.
+    let mut flood = carried(at_follower).await;
+    flood
+        .send(ClientMessage::Login(Box::new(login("3000", "flood"))))
+        .await;
+    let pings = message(&ClientMessage::Ping { seq: 1 }).repeat(5_000);
+    assert!(flood.try_send_bytes(&pings).await);
+    // Time for the server between to pass all on.
+    env::sleep(Duration::from_millis(700)).await;
+    drop(flood);
+    let gone = env::now();
+    let carrying = cluster.servers[follower].admin();
+    while carrying.metric("skyschedule_relays").await > 0.0 {
+        assert!(gone.elapsed() < SLACK + Duration::from_secs(10));
+        env::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(
+        gone.elapsed() > Duration::from_secs(2),
+        "{:?}",
+        gone.elapsed()
+    );
     drop(carried(at_follower).await);
     let leased = honest.history().into_iter();
     let mut since = leased.skip_while(|rows| !rows.is_leased());

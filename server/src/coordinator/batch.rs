@@ -55,10 +55,8 @@ impl Batch {
     ) -> Vec<Command> {
         let mut commands = Vec::new();
         for (group, batch) in std::mem::take(&mut self.groups) {
-            let changes = {
-                let start = may_start(&group, &batch);
-                batch.into_changes(start)
-            };
+            let start = may_start(&group, &batch);
+            let changes = batch.into_changes(start);
             commands.extend(changes.into_iter().map(|change| Command::Group {
                 group: group.clone(),
                 change,
