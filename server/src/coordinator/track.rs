@@ -105,7 +105,7 @@ impl MemberTrack {
 impl GroupTrack {
     /// Whether a handover that waits for no logins may begin.
     pub(super) fn may_plan(&self, now: Instant) -> bool {
-        self.not_before.max(self.doubt).is_none_or(|at| now >= at)
+        self.next_plan().is_none_or(|at| now >= at)
     }
 
     /// Whether pacing allows a handover to begin.
@@ -125,7 +125,11 @@ impl GroupTrack {
         let rush = self
             .rush
             .map(|rush| rush.until.min(rush.since + LONGEST_RUSH));
-        self.not_before.max(self.doubt).max(rush)
+        self.next_plan().max(rush)
+    }
+
+    fn next_plan(&self) -> Option<Instant> {
+        self.not_before.max(self.doubt)
     }
 
     /// A login was decided: the next handover waits for others that follow within `settle`. The first waits for nobody.
