@@ -7,9 +7,10 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::task::Poll;
 
 use skyschedule_client::sql::{self, Metrics, Table, Task, Tx};
 use skyschedule_client::{Client, Consistency};
@@ -78,11 +79,15 @@ impl Scene {
         for direction in [Direction::ToServer, Direction::ToClient] {
             self.network.set(direction, Flow::Stall);
         }
-        // As in a process that stands still: nothing else of this task of the runtime gets its turn.
-        while !task.is_revoked() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        tokio::task::yield_now().await;
+        // It can go on at the very moment at which its lease is over, and is woken by nothing else than that.
+        poll_fn(|_| {
+            if task.is_revoked() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
         self.second_step.store(true, Ordering::SeqCst);
     }
 
