@@ -27,8 +27,8 @@ pub(crate) struct Newcomer {
     pub(crate) began: Instant,
     /// When it had its share.
     pub(crate) served: Instant,
-    /// How many numbers it owns.
-    pub(crate) numbers: u64,
+    /// What it owns.
+    pub(crate) share: Share,
 }
 
 impl Newcomer {
@@ -82,7 +82,7 @@ impl Newcomer {
             seq: 2,
             began,
             served,
-            numbers: share.numbers().len(),
+            share,
         })
     }
 

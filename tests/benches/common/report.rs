@@ -113,9 +113,9 @@ impl Row {
         unit: &'static str,
         ours: Samples,
         (name, samples): (&'static str, Samples),
-        bar: Bar,
+        bar: impl Into<Option<Bar>>,
     ) -> Self {
-        let bar = Some(bar);
+        let bar = bar.into();
         Self {
             what,
             unit,

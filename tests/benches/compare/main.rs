@@ -16,10 +16,10 @@
 //!
 //! Its parts, chosen by `-- --parts one,cluster`:
 //!
-//! * **one**: one server beside one etcd and one ZooKeeper;
+//! * **one**: one server beside one etcd and one ZooKeeper, numbered modulo its members and by slots;
 //! * **cluster**: the same with three replicas, each a `skyschedule serve` with a log on disk, beside three etcd members;
 //! * **commits**: decisions a second of these three, see [`commits`];
-//! * **slots**: how soon a newcomer has its first slot, beside a rebalance through etcd, see [`slot_crew`].
+//! * **slots**: how soon a newcomer has its first row, beside a rebalance through etcd, see [`slot_crew`].
 //!
 //! All but the first run the binary `skyschedule`: `cargo build --profile bench --bin skyschedule` first.
 //! `--members 10,100` makes it shorter, `--json FILE` also writes the results as JSON.
@@ -31,6 +31,7 @@ mod common;
 mod crew;
 mod etcd;
 mod replicas;
+mod rows;
 mod run;
 mod servers;
 mod slot_crew;
@@ -71,7 +72,7 @@ struct Options {
     /// Members that share the slots; fewer than these, so that a newcomer gets one.
     #[arg(long, default_value_t = 1_000)]
     slot_members: usize,
-    /// Newcomers that wait for their first slot.
+    /// Newcomers that wait for their first row.
     #[arg(long, default_value_t = 100)]
     joins: usize,
     /// Also writes the results to this file.
@@ -91,7 +92,7 @@ enum Part {
     Cluster,
     /// Decisions a second of three replicas.
     Commits,
-    /// A newcomer's first slot.
+    /// A newcomer's first row.
     Slots,
 }
 
@@ -108,7 +109,7 @@ fn main() -> Result<()> {
         ["zookeeper", server] => thread.block_on(crew::run::<zookeeper::ZooKeeper>(server)),
         ["settings", server] => threads.block_on(commits::run::<commits::Settings>(server)),
         ["puts", server] => threads.block_on(commits::run::<commits::Put>(server)),
-        ["slots", servers] => thread.block_on(slot_crew::run(servers)),
+        ["slots", servers, table] => thread.block_on(slot_crew::run(servers, table)),
         _ => {
             let options = Options::parse();
             let mut report = Report::default();

@@ -86,23 +86,31 @@ async fn events(
     for &size in &options.members {
         for &(system, name) in others {
             // Next to each of the others, since a shared machine is not always the same.
-            let ours = measure(System::SkySchedule, number, size, options.rounds).await?;
-            let theirs = measure(system, number, size, options.rounds).await?;
+            let ours =
+                async |slots| measure(System::SkySchedule, number, size, slots, options).await;
+            let modulo = ours(0).await?;
+            let theirs = measure(system, number, size, 0, options).await?;
+            let slots = ours(options.slots).await?;
             let bar = if system.is_acknowledged() {
                 PROMISE_BAR
             } else {
                 WATCH_BAR
             };
-            for ((event, ours), theirs) in EVENTS.into_iter().zip(ours.times).zip(theirs.times) {
-                let what = format!("{servers}, {size} members: {event}");
-                report.add(Row::beside(what, "ms", ours, (name, theirs), bar));
+            for (numbering, ours) in [("modulo", &modulo), ("slots", &slots)] {
+                for ((event, ours), theirs) in
+                    EVENTS.into_iter().zip(&ours.times).zip(&theirs.times)
+                {
+                    let what = format!("{servers}, {size} members, {numbering}: {event}");
+                    let (ours, theirs) = (ours.clone(), theirs.clone());
+                    report.add(Row::beside(what, "ms", ours, (name, theirs), bar));
+                }
             }
             if system.is_acknowledged() {
                 continue;
             }
             for ((who, ours), theirs) in ["the leader", "both followers"]
                 .into_iter()
-                .zip(ours.memory)
+                .zip(modulo.memory)
                 .zip(theirs.memory)
                 .take(if number == Number::One { 1 } else { 2 })
             {
@@ -114,8 +122,16 @@ async fn events(
     Ok(())
 }
 
-async fn measure(system: System, number: Number, size: usize, rounds: usize) -> Result<Outcome> {
-    let mut stage = Stage::set(system, number, size, 0).await?;
+/// `slots` are those of SkySchedule's group, 0 for modulo.
+async fn measure(
+    system: System,
+    number: Number,
+    size: usize,
+    slots: u32,
+    options: &Options,
+) -> Result<Outcome> {
+    let rounds = options.rounds;
+    let mut stage = Stage::set(system, number, size, slots).await?;
     let before = stage.servers.memory().await?;
     stage.gather().await?;
     env::sleep(Duration::from_secs(1)).await;

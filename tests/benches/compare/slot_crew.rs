@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use crate::common::Result;
 use crate::common::process::obey;
 use crate::etcd::Etcd;
+use crate::rows::Rows;
 use crate::store::{Change, Store as _};
 
 const MEMBERS: &str = "/members";
@@ -67,9 +69,10 @@ pub(crate) struct Settled {
 }
 
 /// Carries out what the benchmark asks of this process.
-pub(crate) async fn run(servers: &str) -> Result<()> {
-    // When the newest share came; 0: not since the last join.
-    let granted = Arc::new(AtomicU64::new(0));
+pub(crate) async fn run(servers: &str, table: &str) -> Result<()> {
+    // When the first row of the newest slot was read; 0: not since the last join.
+    let first = Arc::new(AtomicU64::new(0));
+    let rows = Rows::open(Path::new(table)).await?;
     let mut members: Vec<(String, Etcd)> = Vec::new();
     let (settled, settling) = watch::channel(Settled::default());
     let mut settled = Some(settled);
@@ -81,13 +84,12 @@ pub(crate) async fn run(servers: &str) -> Result<()> {
             Ok(json!(()))
         }
         ["settled"] => Ok(json!(*settling.borrow())),
-        ["connect", name, count, who] => {
-            let who: Who = who.parse()?;
+        ["connect", name, count] => {
             let connecting: Vec<_> = (0..count.parse::<usize>()?)
                 .map(|number| {
-                    let id = format!("{name}-{number}");
-                    let member = member(servers.to_owned(), id.clone(), who, granted.clone());
-                    (id, env::spawn(member))
+                    let servers = servers.to_owned();
+                    let connecting = env::spawn(async move { Etcd::connect(&servers).await });
+                    (format!("{name}-{number}"), connecting)
                 })
                 .collect();
             for (id, connecting) in connecting {
@@ -95,16 +97,32 @@ pub(crate) async fn run(servers: &str) -> Result<()> {
             }
             Ok(json!(()))
         }
+        // From now on they take and acknowledge; those who are there at the start acknowledge nobody's entry.
+        ["follow", who] => {
+            let who: Who = who.parse()?;
+            for (id, store) in &members {
+                let member = Member {
+                    store: store.clone(),
+                    id: id.clone(),
+                    who,
+                    rows: rows.clone(),
+                    first: first.clone(),
+                };
+                let watches = member.watch().await?;
+                env::spawn(member.follow(watches));
+            }
+            Ok(json!(()))
+        }
         ["join"] => {
-            granted.store(0, Ordering::Relaxed);
+            first.store(0, Ordering::Relaxed);
             let began = env::now().as_nanos();
             for (id, store) in &members {
                 store.create(&format!("{MEMBERS}/{id}"), true).await?;
             }
             Ok(json!(began))
         }
-        ["granted"] => {
-            let at = granted.load(Ordering::Relaxed);
+        ["first"] => {
+            let at = first.load(Ordering::Relaxed);
             Ok(json!((at > 0).then_some(at)))
         }
         ["leave"] => {
@@ -119,37 +137,62 @@ pub(crate) async fn run(servers: &str) -> Result<()> {
 }
 
 /// A member with its own connection, that acknowledges and takes.
-async fn member(servers: String, id: String, who: Who, granted: Arc<AtomicU64>) -> Result<Etcd> {
-    let store = Etcd::connect(&servers).await?;
-    let news = match who {
-        Who::Affected => format!("{REVOKED}/{id}"),
-        Who::All => MEMBERS.to_owned(),
-    };
-    let mut news = store.watch(&news).await?;
-    let mut grants = store.watch(&format!("{GRANTS}/{id}")).await?;
-    let kept = store.clone();
-    env::spawn(async move {
+struct Member {
+    store: Etcd,
+    id: String,
+    who: Who,
+    rows: Rows,
+    first: Arc<AtomicU64>,
+}
+
+/// What a member has to answer, and what it is given.
+struct Watches {
+    news: mpsc::UnboundedReceiver<Change>,
+    grants: mpsc::UnboundedReceiver<Change>,
+}
+
+impl Member {
+    async fn watch(&self) -> Result<Watches> {
+        let news = match self.who {
+            Who::Affected => format!("{REVOKED}/{}", self.id),
+            Who::All => MEMBERS.to_owned(),
+        };
+        Ok(Watches {
+            news: self.store.watch(&news).await?,
+            grants: self.store.watch(&format!("{GRANTS}/{}", self.id)).await?,
+        })
+    }
+
+    async fn follow(self, mut watches: Watches) -> Result<()> {
         loop {
             tokio::select! {
-                Some(change) = news.recv() => {
-                    let label = match (who, change) {
-                        (Who::Affected, Change::Created(slot)) => slot,
-                        (Who::All, Change::Created(joined)) => with(&joined),
-                        (Who::All, Change::Removed(left)) if left != id => without(&left),
-                        (_, Change::Removed(_)) => continue,
-                    };
-                    let path = format!("{ACKNOWLEDGEMENTS}/{label}!{id}");
-                    kept.create(&path, false).await?;
-                }
-                Some(_) = grants.recv() => {
-                    let now = env::now().as_nanos();
-                    let _ = granted.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-                }
-                else => return Result::Ok(()),
+                Some(change) = watches.news.recv() => self.acknowledge(change).await?,
+                Some(grant) = watches.grants.recv() => self.take(grant).await?,
+                else => return Ok(()),
             }
         }
-    });
-    Ok(store)
+    }
+
+    async fn acknowledge(&self, change: Change) -> Result<()> {
+        let label = match (self.who, change) {
+            (Who::Affected, Change::Created(slot)) => slot,
+            (Who::All, Change::Created(joined)) => with(&joined),
+            (Who::All, Change::Removed(left)) if left != self.id => without(&left),
+            (_, Change::Removed(_)) => return Ok(()),
+        };
+        let path = format!("{ACKNOWLEDGEMENTS}/{label}!{}", self.id);
+        self.store.create(&path, false).await
+    }
+
+    async fn take(&self, grant: Change) -> Result<()> {
+        if let Change::Created(slot) = grant
+            && self.first.load(Ordering::Relaxed) == 0
+        {
+            self.rows.first(slot.parse()?).await?;
+            self.first.store(env::now().as_nanos(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 fn with(id: &str) -> String {

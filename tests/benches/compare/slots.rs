@@ -1,5 +1,6 @@
-//! A newcomer's first slot: three replicas of SkySchedule beside a rebalance through three etcd members.
+//! A newcomer's first row: three replicas of SkySchedule beside a rebalance through three etcd members.
 
+use std::path::Path;
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
@@ -9,6 +10,7 @@ use crate::common::Result;
 use crate::common::process::Worker;
 use crate::common::report::{Report, Row, Samples};
 use crate::common::server::rest;
+use crate::rows::Rows;
 use crate::run::PROMISE_BAR;
 use crate::servers::{Number, PATIENCE, Servers, System};
 use crate::slot_crew::{Settled, Who};
@@ -17,64 +19,69 @@ use crate::stage::{PROCESSES, Stage};
 /// Measures SkySchedule before and after the others.
 pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
     let (size, joins) = (options.slot_members, options.joins);
-    let mut ours = skyschedule(options, joins.div_ceil(2)).await?;
-    let affected = etcd(options, Who::Affected).await?;
-    let everyone = etcd(options, Who::All).await?;
-    ours.extend(skyschedule(options, joins / 2).await?);
-    for (name, theirs) in [
-        ("3 etcd, the affected acknowledge", affected),
-        ("3 etcd, all acknowledge", everyone),
+    let folder = tempfile::tempdir()?;
+    let table = &folder.path().join("tasks.db");
+    Rows::create(table, options.slots).await?;
+    let mut ours = skyschedule(options, joins.div_ceil(2), table).await?;
+    let affected = etcd(options, Who::Affected, table).await?;
+    let everyone = etcd(options, Who::All, table).await?;
+    ours.extend(skyschedule(options, joins / 2, table).await?);
+    for (name, theirs, bar) in [
+        ("3 etcd, the affected acknowledge", affected, None),
+        ("3 etcd, all acknowledge", everyone, Some(PROMISE_BAR)),
     ] {
         for (which, part) in [("p50", 0.5), ("p99", 0.99)] {
             report.add(Row::beside(
                 format!(
-                    "{} slots, {size} members: first slot, {which}",
+                    "{} slots, {size} members: first row, {which}",
                     options.slots
                 ),
                 "ms",
                 ours.at(part),
                 (name, theirs.at(part)),
-                PROMISE_BAR,
+                bar,
             ));
         }
     }
     Ok(())
 }
 
-/// From the proof of a login until the newcomer has a slot.
-async fn skyschedule(options: &Options, joins: usize) -> Result<Samples> {
+/// From the proof of a login until the newcomer has read a row of a slot of its own.
+async fn skyschedule(options: &Options, joins: usize, table: &Path) -> Result<Samples> {
     let (size, slots) = (options.slot_members, options.slots);
     let mut stage = Stage::set(System::SkySchedule, Number::Three, size, slots).await?;
-    stage.enter().await?;
-    let all = u64::from(slots);
-    stage.shared(slots, all..=all).await?;
+    let rows = Rows::open(table).await?;
+    stage.gather().await?;
     let mut times = Samples::NONE;
     for round in 0..joins {
-        let mut newcomer = stage.newcomer(&format!("newcomer{round}"), slots).await?;
+        let name = format!("newcomer{round}");
+        let mut newcomer = stage.newcomer(&name, slots, 1).await?;
         let began = newcomer.began;
-        times.push(newcomer.served.saturating_duration_since(began));
-        // At least so many; one more, where they do not divide evenly.
-        let share = all / (size as u64 + 1);
-        let end = stage
-            .shared(slots, 0..=all - share)
-            .await?
-            .max(newcomer.served);
+        rows.first_of(&newcomer.share).await?;
+        let first = env::now();
+        times.push(first.saturating_duration_since(began));
+        let end = stage.numbered(size + 1).await?.max(first);
         newcomer.rest(end.saturating_duration_since(began)).await;
         let (began, peer) = newcomer.leave().await;
-        let end = stage.shared(slots, all..=all).await?;
+        let end = stage.numbered(size).await?;
         drop(peer);
         rest(end.saturating_duration_since(began)).await;
     }
     Ok(times)
 }
 
-/// From the newcomer's key until it has a slot.
-async fn etcd(options: &Options, who: Who) -> Result<Samples> {
+/// From the newcomer's key until it has read a row of a slot of its own.
+async fn etcd(options: &Options, who: Who, table: &Path) -> Result<Samples> {
     let (size, slots) = (options.slot_members, options.slots);
     let folder = tempfile::tempdir()?;
     let system = System::Etcd { acknowledged: true };
     let servers = Servers::start(system, Number::Three, slots, folder.path()).await?;
-    let start = || Worker::start("slots", &[&servers.addresses()]);
+    let start = || {
+        Worker::start(
+            "slots",
+            &[&servers.addresses(), &table.display().to_string()],
+        )
+    };
     let mut members = (0..PROCESSES)
         .map(|_| start())
         .collect::<Result<Vec<_>>>()?;
@@ -83,26 +90,24 @@ async fn etcd(options: &Options, who: Who) -> Result<Samples> {
         .enumerate()
         .map(|(at, worker)| async move {
             let count = (size + at) / PROCESSES;
-            worker
-                .ask::<()>(&format!("connect m{at} {count} {who}"))
-                .await?;
-            worker.ask::<u64>("join").await
+            worker.ask::<()>(&format!("connect m{at} {count}")).await?;
+            worker.ask::<u64>("join").await?;
+            worker.ask::<()>(&format!("follow {who}")).await
         });
     futures_util::future::try_join_all(entering).await?;
     let mut planner = start()?;
     planner.ask::<()>(&format!("plan {slots} {who}")).await?;
     let mut newcomer = start()?;
-    newcomer
-        .ask::<()>(&format!("connect newcomer 1 {who}"))
-        .await?;
+    newcomer.ask::<()>("connect newcomer 1").await?;
+    newcomer.ask::<()>(&format!("follow {who}")).await?;
     let mut times = Samples::NONE;
     for _ in 0..options.joins {
         let began = Instant::from_nanos(newcomer.ask("join").await?);
-        let granted = until(&mut newcomer, "granted", |granted: &Option<u64>| {
-            granted.is_some()
+        let first = until(&mut newcomer, "first", |first: &Option<u64>| {
+            first.is_some()
         });
-        let granted = Instant::from_nanos(granted.await?.unwrap_or(0));
-        times.push(granted.saturating_duration_since(began));
+        let first = Instant::from_nanos(first.await?.unwrap_or(0));
+        times.push(first.saturating_duration_since(began));
         settled(&mut planner, size + 1).await?;
         newcomer.ask::<()>("leave").await?;
         settled(&mut planner, size).await?;

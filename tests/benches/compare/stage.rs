@@ -1,6 +1,5 @@
 //! A system's servers with members, to whom things happen.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,6 +28,8 @@ pub(crate) struct Stage {
     pub(crate) servers: Servers,
     members: Vec<Worker>,
     size: usize,
+    /// Of SkySchedule's group; 0: it is numbered modulo the members.
+    slots: u32,
     _folder: TempDir,
 }
 
@@ -53,6 +54,7 @@ impl Stage {
             servers,
             members,
             size,
+            slots,
             _folder: folder,
         })
     }
@@ -69,7 +71,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Lets all members in, and waits until each has one of as many numbers.
+    /// Lets all members in, and waits until they have all rows.
     pub(crate) async fn gather(&mut self) -> Result<()> {
         self.enter().await?;
         self.numbered(self.size).await?;
@@ -81,18 +83,25 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until all members know that `total` are there; since when they do.
-    async fn numbered(&mut self, total: usize) -> Result<Instant> {
-        let numbers = self.size as u64;
-        self.shared(u32::try_from(total)?, numbers..=numbers).await
+    /// What so many have together divided evenly among them: the total, and the least that the last of them gets.
+    fn share_of_last(&self, present: usize) -> Result<(u32, u64)> {
+        Ok(match u32::try_from(present)? {
+            present if self.slots == 0 => (present, 1),
+            present => (self.slots, u64::from(self.slots / present)),
+        })
     }
 
-    /// Waits until each member has a share of this total, and all together have so many numbers; since when.
-    pub(crate) async fn shared(
-        &mut self,
-        total: u32,
-        numbers: RangeInclusive<u64>,
-    ) -> Result<Instant> {
+    /// Waits until the members have what is theirs when so many are there, one more than themselves at most;
+    /// since when they do.
+    pub(crate) async fn numbered(&mut self, present: usize) -> Result<Instant> {
+        let (total, least) = self.share_of_last(present)?;
+        let all = u64::from(total);
+        // What does not divide evenly may have gone to the newcomer.
+        let numbers = match (present > self.size, self.slots) {
+            (false, _) => all..=all,
+            (true, 0) => all - 1..=all - 1,
+            (true, _) => all - least - 1..=all - least,
+        };
         let deadline = env::now() + PATIENCE;
         loop {
             let tally = look(&mut self.members).await?;
@@ -117,10 +126,11 @@ impl Stage {
 
     /// One joins; how long it took until all knew.
     pub(crate) async fn join(&mut self, name: &str) -> Result<(Victim, Duration)> {
-        let total = self.size + 1;
+        let present = self.size + 1;
+        let (total, share) = self.share_of_last(present)?;
         let (mut victim, began, served) = match self.system {
             System::SkySchedule => {
-                let newcomer = self.newcomer(name, u32::try_from(total)?).await?;
+                let newcomer = self.newcomer(name, total, share).await?;
                 let (began, served) = (newcomer.began, newcomer.served);
                 (Victim::ByHand(newcomer), began, served)
             }
@@ -128,7 +138,7 @@ impl Stage {
                 let (mut worker, began) = self.start(name).await?;
                 let served = loop {
                     let tally = look(std::slice::from_mut(&mut worker)).await?;
-                    if tally.shares.contains_key(&u32::try_from(total)?) {
+                    if tally.shares.contains_key(&total) {
                         break Instant::from_nanos(tally.last);
                     }
                     env::sleep(Duration::from_millis(3)).await;
@@ -136,7 +146,7 @@ impl Stage {
                 (Victim::Process(worker), began, served)
             }
         };
-        let last = self.numbered(total).await?.max(served);
+        let last = self.numbered(present).await?.max(served);
         let took = last.saturating_duration_since(began);
         match &mut victim {
             Victim::ByHand(newcomer) => newcomer.rest(took).await,
@@ -145,9 +155,9 @@ impl Stage {
         Ok((victim, took))
     }
 
-    /// A member by hand, once it has a number of this total.
-    pub(crate) async fn newcomer(&self, name: &str, total: u32) -> Result<Newcomer> {
-        let joining = Newcomer::join(self.servers.leader().await?, GROUP, name, total, 1);
+    /// A member by hand, once it has so many numbers of this total.
+    pub(crate) async fn newcomer(&self, name: &str, total: u32, numbers: u64) -> Result<Newcomer> {
+        let joining = Newcomer::join(self.servers.leader().await?, GROUP, name, total, numbers);
         env::timeout(PATIENCE, joining).await?
     }
 

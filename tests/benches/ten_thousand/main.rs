@@ -14,7 +14,7 @@
 //! * **memory, processor**: of the server's process a client; against `Framed` with default buffers and a bounded
 //!   queue, and against a loop that echoes bytes.
 //!
-//! `-- --members 10,100` and `--storm 1000` make it shorter, `--json FILE` also writes the results as JSON.
+//! `-- --members 10,100`, `--storm 1000` and `--numberings slots` make it shorter, `--json FILE` also writes the results as JSON.
 
 #![allow(
     clippy::disallowed_methods,
@@ -42,6 +42,9 @@ struct Options {
     /// Clients that log in at once, and then see joins and leaves; 0 leaves that out.
     #[arg(long, default_value_t = 9_900)]
     storm: usize,
+    /// How the rows of the groups are numbered.
+    #[arg(long, value_delimiter = ',', value_parser = ["modulo", "slots"], default_values = ["modulo", "slots"])]
+    numberings: Vec<String>,
     /// Rounds of joins and leaves of the smaller groups; the largest has a third.
     #[arg(long, default_value_t = 15)]
     rounds: usize,

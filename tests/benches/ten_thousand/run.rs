@@ -37,9 +37,12 @@ enum Kind {
 }
 
 impl Kind {
-    /// The slots that suit so many members.
-    fn slots_for(members: usize) -> Self {
-        Self::Slots(if members > 1_000 { 65_536 } else { 1_024 })
+    /// Those that were asked for; with as many slots as suit so many members.
+    fn wanted(options: &Options, members: usize) -> Vec<Self> {
+        let slots = if members > 1_000 { 65_536 } else { 1_024 };
+        let kinds = [Self::Modulo, Self::Slots(slots)].into_iter();
+        let is_wanted = |kind: &Self| options.numberings.iter().any(|name| name == kind.name());
+        kinds.filter(is_wanted).collect()
     }
 
     fn name(self) -> &'static str {
@@ -72,14 +75,14 @@ impl Kind {
 /// Measures everything.
 pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
     for &members in &options.members {
-        for kind in [Kind::Modulo, Kind::slots_for(members)] {
+        for kind in Kind::wanted(options, members) {
             let mut stage = Stage::set(options).await?;
             stage.gather(kind, members).await?;
             stage.joins_and_leaves(kind, options.rounds, report).await?;
         }
     }
     if options.storm > 0 {
-        for kind in [Kind::Modulo, Kind::slots_for(options.storm)] {
+        for kind in Kind::wanted(options, options.storm) {
             let mut storms = Storms::default();
             for _ in 1..STORMS {
                 Stage::set(options)
@@ -256,9 +259,10 @@ impl Stage {
         let [mut work, mut bare_work] = [const { Samples::NONE }; 2];
         for round in 0..rounds {
             let name = format!("newcomer-{round}");
+            let started = env::now();
             let before = worked(&self.server, &self.members)?;
             let mut newcomer = Newcomer::join(server, &group, &name, total, numbers).await?;
-            let left = u64::from(total) - newcomer.numbers;
+            let left = u64::from(total) - newcomer.share.numbers().len();
             let last = self
                 .until(|tally| {
                     let numbers = tally.shares.get(&total).map(|(_, numbers)| *numbers);
@@ -269,8 +273,15 @@ impl Stage {
                 .max(newcomer.served)
                 .saturating_duration_since(newcomer.began);
             joins.push(took);
-            work.push(self.work_since(before, took).await?);
+            let joining = self.work_since(before, took).await?;
+            // Heartbeats go on meanwhile, and are not a part of it.
+            let resting = env::now();
+            let before = worked(&self.server, &self.members)?;
             newcomer.rest(took).await;
+            let heartbeats = worked(&self.server, &self.members)?.saturating_sub(before);
+            let joined = resting.saturating_duration_since(started);
+            let part = joined.div_duration_f64(resting.elapsed());
+            work.push(joining.saturating_sub(heartbeats.mul_f64(part)));
 
             let (began, peer) = newcomer.leave().await;
             let took = self.numbered(kind).await?.saturating_duration_since(began);
