@@ -5,7 +5,7 @@ use skyschedule_common::protocol::bounded::BoundedString;
 use tracing::info;
 
 use super::server::{Phase, Server};
-use super::{Action, ConnectionId, Core};
+use super::{Action, ConnectionId, Core, End, FIRST_DELAY, MAX_LEARNED};
 use crate::config::{MAX_SERVERS, is_address};
 
 impl Core {
@@ -101,6 +101,54 @@ impl Core {
             if matches!(server.phase, Phase::Double { of } if of == ended) {
                 server.phase = Phase::Down { retry_at };
             }
+        }
+    }
+
+    /// A server told where one is that serves by quorum: connect to it soon.
+    pub(super) fn follow(&mut self, hint: Option<&str>, now: Instant) {
+        let Some(hint) = hint.filter(|hint| is_address(hint)) else {
+            return;
+        };
+        if let Some(known) = self
+            .servers
+            .iter_mut()
+            .find(|server| server.address == hint && !server.is_forgotten())
+        {
+            if let Phase::Down { retry_at } = &mut known.phase
+                && !known.trouble.as_ref().is_some_and(End::is_final)
+            {
+                let soon = known
+                    .last_dial
+                    .map_or(now, |dial| now.max(dial + FIRST_DELAY));
+                *retry_at = soon.min(*retry_at);
+            }
+        } else if self.hints() < MAX_LEARNED {
+            info!(server = hint, "another server tells of this one");
+            self.put(hint, now);
+        }
+    }
+
+    /// A learned server that turns out to be one that is connected already needs no second connection.
+    pub(super) fn drop_double(&mut self, index: usize) {
+        let peer = |server: &Server| {
+            server
+                .session()
+                .and_then(|session| session.ends)
+                .map(|ends| ends.1)
+        };
+        let Some(new) = self.servers.get(index).filter(|server| server.learned) else {
+            return;
+        };
+        let Some(address) = peer(new) else { return };
+        let double =
+            |(other, server): (usize, &Server)| other != index && peer(server) == Some(address);
+        if let Some(of) = self.servers.iter().enumerate().position(double) {
+            let connection = ConnectionId {
+                server: index,
+                attempt: new.attempt,
+            };
+            self.actions.push(Action::Close { connection });
+            self.servers[index].phase = Phase::Double { of };
         }
     }
 }

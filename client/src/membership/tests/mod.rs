@@ -5,9 +5,9 @@ mod relay;
 mod rules;
 mod servers;
 
-use skyschedule_common::ids::{ClientId, GroupName};
+use skyschedule_common::ids::{ClientId, GroupName, Membership};
 use skyschedule_common::protocol::bounded::BoundedVec;
-use skyschedule_common::protocol::messages::{Code, Consistency, Numbering};
+use skyschedule_common::protocol::messages::{Code, Consistency, Numbering, Terms};
 
 use super::*;
 use crate::observe::Mode;
