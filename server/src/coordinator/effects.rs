@@ -1,6 +1,6 @@
 //! What was decided becomes messages, timers, metrics and events.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
@@ -18,12 +18,11 @@ use crate::view::ServerEvent;
 /// One second of lease for so many clients.
 const CLIENTS_PER_SECOND: usize = 2_500;
 
-/// What one batch of decisions changed.
+/// What one batch of decisions changed in a group.
 #[derive(Debug, Default)]
 struct Changes {
-    groups: BTreeSet<GroupName>,
-    welcome: BTreeSet<(GroupName, u64)>,
-    tell: BTreeSet<(GroupName, u64)>,
+    welcome: BTreeSet<u64>,
+    tell: BTreeSet<u64>,
 }
 
 impl Coordinator {
@@ -43,32 +42,28 @@ impl Coordinator {
             self.metrics
                 .commit(commands as u64, now.saturating_duration_since(proposed));
         }
-        let mut changes = Changes::default();
+        let mut changes: BTreeMap<GroupName, Changes> = BTreeMap::new();
         for (_, effect) in effects {
             match effect {
                 Effect::Ready { leader } if is_own(leader) => self.become_ready(leader, now),
                 Effect::Ready { .. } => {}
                 Effect::Group { group, event } => {
-                    self.carry_out_event(&group, event, now, &mut changes);
-                    changes.groups.insert(group);
+                    let changed = match changes.get_mut(&group) {
+                        Some(changed) => changed,
+                        None => changes.entry(group.clone()).or_default(),
+                    };
+                    self.carry_out_event(&group, event, now, changed);
                 }
             }
         }
         // A member is told once, whatever happened to its share within the batch.
-        for (group, number) in &changes.welcome {
-            self.welcome(group, *number);
-        }
-        self.metrics.told(changes.tell.len() as u64);
-        for (group, number) in changes.tell.difference(&changes.welcome) {
-            let attached = self
-                .groups
-                .get(group)
-                .and_then(|track| track.members.get(number)?.attached);
-            if let Some(id) = attached {
-                self.tell(group, *number, id);
+        for (group, changed) in &changes {
+            self.tell_changed(group, changed, now);
+            for number in &changed.welcome {
+                self.welcome(group, *number);
             }
         }
-        for group in &changes.groups {
+        for group in changes.keys() {
             self.follow_up(group, now);
         }
         self.answer_drains();
@@ -118,7 +113,7 @@ impl Coordinator {
                         if let Some(member) = self.member_mut(group, member) {
                             member.attached = Some(joining.connection);
                         }
-                        changes.welcome.insert((group.clone(), member));
+                        changes.welcome.insert(member);
                     }
                     (ended, _) => {
                         if let Some(end) = ended {
@@ -140,25 +135,7 @@ impl Coordinator {
                 }
             }
             Event::Told { member, .. } => {
-                let released = self.consensus.read(|state| {
-                    let member = state
-                        .group(group)
-                        .and_then(|group| group.members().get(&member));
-                    member.is_none_or(|member| member.has_released())
-                });
-                let track = self.groups.entry(group.clone()).or_default();
-                track.unseen.insert(member);
-                track.releases.remove(&member);
-                if let Some(tracked) = track.members.get_mut(&member) {
-                    tracked.asked = if released { None } else { Some(now) };
-                    tracked.overdue = false;
-                }
-                if released {
-                    track.awaiting.remove(&member);
-                } else {
-                    track.awaiting.insert(member);
-                }
-                changes.tell.insert((group.clone(), member));
+                changes.tell.insert(member);
             }
             Event::Parted {
                 member,
@@ -207,9 +184,7 @@ impl Coordinator {
                 // The members learn their new terms.
                 let track = self.groups.get(group);
                 let members = track.into_iter().flat_map(|track| track.members.keys());
-                changes
-                    .welcome
-                    .extend(members.map(|member| (group.clone(), *member)));
+                changes.welcome.extend(members);
             }
             Event::ConfigureRefused(error) => self.answer_configure(group, Err(error)),
             Event::LeaseLength(lease) => {
@@ -236,6 +211,54 @@ impl Coordinator {
                 });
                 self.answer_deletes(group, &outcome);
             }
+        }
+    }
+
+    /// Tells members their shares, and notes who of them has rows to release first. Whoever is welcomed hears its share
+    /// so.
+    fn tell_changed(&mut self, group: &GroupName, changed: &Changes, now: Instant) {
+        self.metrics.told(changed.tell.len() as u64);
+        let told: Vec<_> = self.consensus.read(|state| {
+            let members = state.group(group).map(|group| group.members());
+            let told = |number: &u64| {
+                let member = members?.get(number)?;
+                let released = member.has_released();
+                Some((*number, released, member.epoch, member.told.clone()))
+            };
+            changed.tell.iter().filter_map(told).collect()
+        });
+        let Some(track) = self.groups.get_mut(group) else {
+            return;
+        };
+        let mut messages = Vec::new();
+        for (number, released, epoch, share) in told {
+            track.unseen.insert(number);
+            track.releases.remove(&number);
+            if released {
+                track.awaiting.remove(&number);
+            } else {
+                track.awaiting.insert(number);
+            }
+            let Some(tracked) = track.members.get_mut(&number) else {
+                continue;
+            };
+            tracked.asked = (!released).then_some(now);
+            tracked.overdue = false;
+            if let Some(id) = tracked
+                .attached
+                .filter(|_| !changed.welcome.contains(&number))
+            {
+                let membership = Membership::quorum(number);
+                let told = ServerMessage::Told {
+                    membership,
+                    epoch,
+                    share,
+                };
+                messages.push((id, told));
+            }
+        }
+        for (id, told) in messages {
+            self.send(id, told);
         }
     }
 

@@ -11,6 +11,7 @@ use skyschedule_common::share::{MAX_TOTAL, Share};
 
 use super::command::{Change, Joining, Update};
 use super::effect::{Event, JoinRefusal, Parting};
+use super::moving::Moving;
 use super::settings::{Settings, SettingsError};
 
 /// What clients claim to know is believed up to this number: above it, counting on could overflow.
@@ -39,6 +40,8 @@ pub struct Group {
     pub(super) outdated: bool,
     /// Numbering under which the targets were made.
     pub(super) planned: Numbering,
+    #[serde(skip)]
+    pub(super) moving: Moving,
 }
 
 /// Whether there is such a group. In snapshots of earlier builds this is a truth value, of the same bytes as the first two.
@@ -108,6 +111,7 @@ impl Default for Group {
             vacancies: BTreeMap::new(),
             handover: None,
             outdated: false,
+            moving: Moving::default(),
         }
     }
 }
@@ -219,7 +223,9 @@ impl Group {
                 events.push(Event::Recovered);
             }
             Change::Join { members, start } => {
-                let mut sum = self.weight_sum();
+                // Only totals of modulo are sums of weights.
+                let modulo = self.settings.numbering == Numbering::Modulo;
+                let mut sum = modulo.then(|| self.weight_sum());
                 for joining in members {
                     self.join(joining, &mut sum, &mut events);
                 }
@@ -337,11 +343,11 @@ impl Group {
         Event::Deleted
     }
 
-    /// `sum` is that of all weights.
-    fn join(&mut self, joining: &Joining, sum: &mut u64, events: &mut Vec<Event>) {
+    /// `sum` is that of all weights, where it matters.
+    fn join(&mut self, joining: &Joining, sum: &mut Option<u64>, events: &mut Vec<Event>) {
         let vacancy = self.vacancies.get(&joining.client);
         let kept = vacancy.map_or(0, |vacancy| u64::from(vacancy.weight));
-        let new_sum = *sum - kept + u64::from(joining.weight);
+        let new_sum = sum.map(|sum| sum - kept + u64::from(joining.weight));
         if let Some(why) = self.refuses(joining, new_sum) {
             let (client, incarnation) = (joining.client.clone(), joining.incarnation);
             events.push(Event::JoinRefused {
@@ -381,6 +387,7 @@ impl Group {
         };
         self.clients.insert(member.client.clone(), number);
         self.members.insert(number, member);
+        self.moving.add(number);
         let (client, incarnation) = (joining.client.clone(), joining.incarnation);
         events.push(Event::Joined {
             member: number,
@@ -389,7 +396,7 @@ impl Group {
         });
     }
 
-    fn refuses(&self, joining: &Joining, sum: u64) -> Option<JoinRefusal> {
+    fn refuses(&self, joining: &Joining, sum: Option<u64>) -> Option<JoinRefusal> {
         if self.clients.contains_key(&joining.client) && !broken(Rule::L7) {
             return Some(JoinRefusal::IdInUse);
         }
@@ -400,7 +407,7 @@ impl Group {
             }
             _ => {}
         }
-        let too_large = self.settings.numbering == Numbering::Modulo && sum > u64::from(MAX_TOTAL);
+        let too_large = sum.is_some_and(|sum| sum > u64::from(MAX_TOTAL));
         too_large.then_some(JoinRefusal::TotalTooLarge)
     }
 
@@ -448,17 +455,18 @@ impl Group {
     }
 
     fn update(&mut self, updates: &[Update], start: bool, events: &mut Vec<Event>) {
+        let modulo = self.settings.numbering == Numbering::Modulo;
+        let mut sum = modulo.then(|| self.weight_sum());
         for update in updates {
-            let sum = self.weight_sum();
-            let modulo = self.settings.numbering == Numbering::Modulo;
             let Some(member) = self.members.get_mut(&update.member) else {
                 continue;
             };
             let before = (member.effective_weight(), member.weight, member.draining);
             if let Some(weight) = update.weight {
-                let total = sum - u64::from(member.weight) + u64::from(weight);
-                if !modulo || total <= u64::from(MAX_TOTAL) {
+                let new_sum = sum.map(|sum| sum - u64::from(member.weight) + u64::from(weight));
+                if new_sum.is_none_or(|sum| sum <= u64::from(MAX_TOTAL)) {
                     member.weight = weight;
+                    sum = new_sum;
                 } else {
                     events.push(Event::WeightRefused {
                         member: update.member,
@@ -510,6 +518,9 @@ impl Group {
             if self.handover.is_none() && !member.fenced && !member.is_settled() {
                 return Err(format!("member {number} waits and no handover runs"));
             }
+        }
+        if let Some(number) = self.forgotten() {
+            return Err(format!("member {number} waits and is forgotten"));
         }
         let mut totals = targets.iter().filter(|target| !target.is_empty());
         let first = totals.next().map(|target| target.total());

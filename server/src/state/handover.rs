@@ -95,7 +95,7 @@ impl Group {
             .map(|vacancy| (vacancy.member, &mut vacancy.target));
         let mut places: Vec<(u64, &mut Share)> = members.chain(vacancies).collect();
         places.sort_by_key(|(number, _)| *number);
-        for ((_, place), numbers) in places.into_iter().zip(numbers) {
+        for ((number, place), numbers) in places.into_iter().zip(numbers) {
             let numbers = match numbers {
                 Some(numbers) => numbers,
                 None if !same => Numbers::EMPTY,
@@ -103,6 +103,7 @@ impl Group {
                 None => place.numbers().clone(),
             };
             *place = Share::new(total, numbers).unwrap_or_default();
+            self.moving.add(number);
         }
         self.planned = self.settings.numbering;
         self.outdated = false;
@@ -164,6 +165,7 @@ impl Group {
                 *owned = numbers.len();
                 member.target =
                     Share::new(total, numbers).unwrap_or_else(|_| member.target.clone());
+                self.moving.add(*number);
             }
         }
     }
@@ -176,6 +178,7 @@ impl Group {
         if (member.epoch != epoch && !broken(Rule::L10)) || !keeping.is_within(&member.held) {
             return;
         }
+        self.moving.add(number);
         member.held = if keeping.is_empty() {
             member.told.clone()
         } else if member.told.is_empty() {
@@ -198,6 +201,7 @@ impl Group {
         };
         if member.epoch == epoch && !member.has_released() {
             let held = std::mem::replace(&mut member.held, member.told.clone());
+            self.moving.add(number);
             events.push(Event::Overtaken {
                 member: number,
                 held,
@@ -221,15 +225,12 @@ impl Group {
     /// Shrinks, then grants, whatever can be shrunk and granted now; ends the handover when all is done.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) {
         let numbering = self.planned;
-        let totals = self.members.values().map(|member| member.target.total());
-        let total = totals.max().unwrap_or(0);
-        // A large group is looked through once: those that have what they should have need and hinder nothing.
-        let moving = self.members.iter_mut();
-        let mut moving: Vec<(u64, &mut Member)> = moving
-            .filter(|(_, member)| !member.is_settled())
-            .map(|(&number, member)| (number, member))
-            .collect();
-        for (number, member) in &mut moving {
+        // Those that have what they should have need and hinder nothing.
+        let moving = self.unsettled();
+        for number in &moving {
+            let Some(member) = self.members.get_mut(number) else {
+                continue;
+            };
             if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
                 let keeps = match numbering {
                     Numbering::Modulo => Share::none_of(member.target.total()),
@@ -238,40 +239,31 @@ impl Group {
                 tell(&mut self.counter, *number, member, keeps, events);
             }
         }
+        let members = moving.iter().filter_map(|number| self.members.get(number));
         // Targets are disjoint, and have one total: only rows that are held outside their holder's own
         // target can be in the way.
-        let outside = moving.iter().map(|(_, member)| &**member);
-        let outside = outside.filter(|member| !member.held.is_within(&member.target));
+        let totals = members.clone().map(|member| member.target.total());
+        let total = totals.max().unwrap_or(0);
+        let outside = members.filter(|member| !member.held.is_within(&member.target));
         let obstacles = Obstacles::new(total, outside.map(|member| &member.held));
         let mut granted = false;
-        for (number, member) in &mut moving {
-            if member.fenced
-                || member.told == member.target
-                || !(member.has_released() || broken(Rule::L11))
-            {
+        let (mut is_over, mut hands_over) = (true, false);
+        for number in &moving {
+            let Some(member) = self.members.get_mut(number) else {
                 continue;
-            }
-            let free = if broken(Rule::L11) {
-                member.target.clone()
-            } else {
-                obstacles.free_of(&member.target)
             };
-            if numbering == Numbering::Modulo && free != member.target {
-                continue;
+            if let Some(share) = granted_now(member, numbering, &obstacles) {
+                granted |= !share.is_empty();
+                member.held = share.clone();
+                tell(&mut self.counter, *number, member, share, events);
             }
-            // A grant takes nothing away: between two totals, a number that must wait may have rows that it holds.
-            let grows = member.held.is_within(&free) || broken(Rule::L11);
-            if grows && free != member.told {
-                granted |= !free.is_empty();
-                member.held = free.clone();
-                tell(&mut self.counter, *number, member, free, events);
-            }
+            let waits = !member.is_settled();
+            is_over &= !waits;
+            hands_over |= waits && !member.fenced;
         }
-        let mut waiting = moving.iter().filter(|(_, member)| !member.is_settled());
-        let is_over = waiting.clone().next().is_none();
         if let Some(handover) = &mut self.handover {
             handover.granted |= granted;
-        } else if waiting.any(|(_, member)| !member.fenced) {
+        } else if hands_over {
             self.handover = Some(Handover { granted });
             events.push(Event::HandoverStarted);
         }
@@ -285,6 +277,27 @@ impl Group {
             events.push(Event::HandoverEnded);
         }
     }
+}
+
+/// What a member may have from now on, beyond what it has (rule L11).
+fn granted_now(member: &Member, numbering: Numbering, obstacles: &Obstacles) -> Option<Share> {
+    if member.fenced
+        || member.told == member.target
+        || !(member.has_released() || broken(Rule::L11))
+    {
+        return None;
+    }
+    let free = if broken(Rule::L11) {
+        member.target.clone()
+    } else {
+        obstacles.free_of(&member.target)
+    };
+    if numbering == Numbering::Modulo && free != member.target {
+        return None;
+    }
+    // A grant takes nothing away: between two totals, a number that must wait may have rows that it holds.
+    let grows = member.held.is_within(&free) || broken(Rule::L11);
+    (grows && free != member.told).then_some(free)
 }
 
 /// Tells a member a share under an epoch of its own.

@@ -12,14 +12,18 @@
 //! | `settings` | what operators set for a group, and which combinations are possible |
 //! | `group` | members come, change and go |
 //! | `handover` | rows move: shrink, release, grant |
+//! | `derived` | what follows from the rest of the state, and is kept |
+//! | `moving` | members that do not have what they should have |
 //! | `obstacles` | rows that cannot be granted yet |
 //! | `plan` | who should have which numbers |
 //! | `unowned` | rows that nobody should have |
 
 mod command;
+mod derived;
 mod effect;
 mod group;
 mod handover;
+mod moving;
 mod obstacles;
 mod plan;
 mod settings;
@@ -31,6 +35,8 @@ use serde::{Deserialize, Serialize};
 use skyschedule_common::ids::GroupName;
 use skyschedule_common::protocol::messages::Numbering;
 use skyschedule_common::share::{Numbers, Share};
+
+use derived::Derived;
 
 pub use command::{Change, Command, Joining, Update};
 pub use effect::{Effect, Event, JoinRefusal, Parting};
@@ -80,6 +86,9 @@ pub(crate) fn divide(settings: &Settings, members: &[(u32, &Share)]) -> Vec<Shar
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     groups: BTreeMap<GroupName, Group>,
+    /// Of all groups.
+    #[serde(skip)]
+    members: Derived<usize>,
 }
 
 impl State {
@@ -89,6 +98,7 @@ impl State {
             Command::Ready { leader } => return vec![Effect::Ready { leader: *leader }],
             Command::Group { group, change } => (group, change),
         };
+        let before = self.members_of(name);
         let events = match self.groups.get_mut(name) {
             Some(group) if group.exists() => {
                 let events = group.apply(change);
@@ -99,6 +109,11 @@ impl State {
             }
             _ => self.found(name, change),
         };
+        let after = self.members_of(name);
+        let groups = &self.groups;
+        self.members
+            .change(|members| *members = *members + after - before);
+        self.members.or_find(|| count(groups));
         events
             .into_iter()
             .map(|event| Effect::Group {
@@ -134,12 +149,15 @@ impl State {
         self.groups.get(name)
     }
 
+    fn members_of(&self, group: &GroupName) -> usize {
+        let group = self.groups.get(group);
+        group.map_or(0, |group| group.members().len())
+    }
+
     /// Members of all groups.
     pub fn member_count(&self) -> usize {
-        self.groups
-            .values()
-            .map(|group| group.members().len())
-            .sum()
+        let counted = self.members.get().copied();
+        counted.unwrap_or_else(|| count(&self.groups))
     }
 
     /// Checks what must hold after every command; the text names the first violation.
@@ -147,12 +165,24 @@ impl State {
     /// # Errors
     /// When an invariant is broken: a fault of this module.
     pub fn check(&self) -> Result<(), String> {
+        let members = count(&self.groups);
+        if self.member_count() != members {
+            return Err(format!(
+                "{} members of {members} are counted",
+                self.member_count()
+            ));
+        }
         self.groups.iter().try_for_each(|(name, group)| {
             group
                 .check()
                 .map_err(|violation| format!("group {name}: {violation}"))
         })
     }
+}
+
+/// Members of these groups.
+fn count(groups: &BTreeMap<GroupName, Group>) -> usize {
+    groups.values().map(|group| group.members().len()).sum()
 }
 
 #[cfg(test)]

@@ -73,14 +73,24 @@ pub(super) fn sizes(slots: u32, cap: Option<u32>, seats: &[Seat<'_>]) -> Vec<u64
     if weights == 0 {
         return vec![0; seats.len()];
     }
-    let share = |seat: &Seat<'_>| u64::from(slots) * u64::from(seat.weight);
-    let mut sizes: Vec<u64> = seats.iter().map(|seat| share(seat) / weights).collect();
+    // What a weight is worth: slots, and what is left over as a fraction of one. Most weights are like the one before,
+    // and dividing takes longer than all the rest.
+    let mut worth = (0, (0, 0));
+    let mut worth_of = |weight: u32| {
+        if worth.0 != weight {
+            let share = u64::from(slots) * u64::from(weight);
+            worth = (weight, (share / weights, share % weights));
+        }
+        worth.1
+    };
+    let worths: Vec<(u64, u64)> = seats.iter().map(|seat| worth_of(seat.weight)).collect();
+    let mut sizes: Vec<u64> = worths.iter().map(|(whole, _)| *whole).collect();
     let left = u64::from(slots).saturating_sub(sizes.iter().sum());
     let mut order: Vec<_> = (0..seats.len())
         .filter(|&at| seats[at].weight > 0)
         .map(|at| {
-            let owns_more = seats[at].present.len() > sizes[at];
-            let fraction = share(&seats[at]) % weights;
+            let (whole, fraction) = worths[at];
+            let owns_more = seats[at].present.len() > whole;
             (std::cmp::Reverse(fraction), !owns_more, at)
         })
         .collect();

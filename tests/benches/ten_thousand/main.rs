@@ -45,7 +45,7 @@ struct Options {
     /// How the rows of the groups are numbered.
     #[arg(long, value_delimiter = ',', value_parser = ["modulo", "slots"], default_values = ["modulo", "slots"])]
     numberings: Vec<String>,
-    /// Rounds of joins and leaves of the smaller groups; the largest has a third.
+    /// Rounds of joins and leaves; the largest group of modulo has a third.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Seconds for which heartbeats are watched.

@@ -96,7 +96,11 @@ pub(crate) async fn all(options: &Options, report: &mut Report) -> Result<()> {
             if matches!(kind, Kind::Modulo) {
                 stage.costs(used, options, report).await?;
             }
-            let rounds = options.rounds.div_ceil(3);
+            // After a renumbering of modulo all rest for as long as it takes 25 times.
+            let rounds = match kind {
+                Kind::Modulo => options.rounds.div_ceil(3),
+                Kind::Slots(_) => options.rounds,
+            };
             stage.joins_and_leaves(kind, rounds, report).await?;
             stage.all_drop(kind, report).await?;
         }
