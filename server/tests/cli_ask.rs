@@ -88,6 +88,15 @@ fn status_groups_and_members_as_tables_and_as_json() {
 }
 
 #[test]
+fn the_help_says_which_number_a_new_replica_may_have() {
+    let dir = TempDir::new().unwrap();
+    let output = run(&dir, &["cluster", "add", "--help"], &[]);
+    let help = stdout(&output);
+    let said = "a number that no replica of this cluster has, or ever had";
+    assert!(help.contains(said), "{help}");
+}
+
+#[test]
 fn the_address_is_a_host_and_port_or_a_url() {
     let dir = TempDir::new().unwrap();
     let serving = Serving::start(&dir, &[], &[]);

@@ -87,6 +87,30 @@ fn bad_configurations_end_with_2_and_everything_that_is_wrong() {
 }
 
 #[test]
+fn several_replicas_without_a_secret_are_told_what_to_set() {
+    let dir = TempDir::new().unwrap();
+    let arguments = [
+        "serve",
+        "--listen=0.0.0.0:0",
+        "--user=moon",
+        "--peers=1=a:1,2=a:2,3=a:3",
+    ];
+    let output = run(&dir, &arguments, &[("SKY_PASSWORD", "walker")]);
+    let text = stderr(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1));
+    for part in [
+        "--cluster-secret-file FILE",
+        "SKY_CLUSTER_SECRET_FILE",
+        "on every replica",
+        "the same secret of at least 16 characters",
+        "openssl rand -base64 32 > FILE",
+        "listen on 127.0.0.1",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+}
+
+#[test]
 fn usage_errors_end_with_2() {
     let dir = TempDir::new().unwrap();
     let cases: [&[&str]; 6] = [

@@ -180,7 +180,11 @@ impl Core {
         self.take_lease(lease);
         let server = self.servers.get(from).map_or("", |server| &server.address);
         let group = self.config.group.as_str();
-        info!(group, server, %membership, %epoch, ?welcomed, "this server serves the client");
+        let welcomed = match welcomed {
+            Welcomed::New => "new",
+            Welcomed::Resumed => "resumed",
+        };
+        info!(group, server, %membership, %epoch, welcomed, "this server serves the client");
         self.served_by(from, now);
     }
 

@@ -61,13 +61,23 @@ impl Core {
         self.farewell
     }
 
-    /// Why no amount of waiting makes this client a member: a final refusal, and no other server to go to.
+    /// Why no amount of waiting makes this client a member: what its group promises, on which all servers agree; or another
+    /// final refusal, and no other server to go to.
     pub(crate) fn hopeless(&self) -> Option<ConnectError> {
         let tried = |server: &Server| {
             let is_idle = !matches!(server.phase, Phase::Dialing { .. } | Phase::Open(_));
             server.is_forgotten() || (is_idle && server.attempt > 0)
         };
-        if self.joined_once || !self.servers.iter().all(tried) {
+        if self.joined_once {
+            return None;
+        }
+        if let Some((server, refusal)) = &self.refusal
+            && refusal.code == Code::CONSISTENCY
+        {
+            let server = self.servers.get(*server)?;
+            return Some(ConnectError::refused(&server.address, refusal));
+        }
+        if !self.servers.iter().all(tried) {
             return None;
         }
         self.servers.iter().find_map(|server| {

@@ -352,6 +352,24 @@ impl Millis {
     }
 }
 
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Available => "available",
+            Self::Exclusive => "exclusive",
+        })
+    }
+}
+
+impl fmt::Display for Numbering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Modulo => f.write_str("modulo"),
+            Self::Slots(slots) => write!(f, "slots({slots})"),
+        }
+    }
+}
+
 impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ms", self.0)

@@ -4,10 +4,11 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::IntoResponse;
+use serde::Deserialize;
 use skyschedule_common::ids::{ClientId, GroupName};
-use utoipa::OpenApi;
+use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -18,7 +19,6 @@ use super::shapes::{GroupBody, GroupList, MemberBody, SettingsBody};
 use super::{Server, Shared, probes};
 use crate::coordinator::DeleteError;
 use crate::state::Settings;
-use crate::view::MemberView;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -92,14 +92,10 @@ async fn put_group(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<GroupBody>, ApiError> {
     let name = group_name(path)?;
-    let body = body.map_err(|error| match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge,
-        _ => ApiError::Invalid(error.body_text()),
-    })?;
     let present = shared.handle.group(name.clone()).await?;
     let present = present.map_or_else(Settings::default, |group| group.settings);
-    let settings = change(&present, &body).map_err(ApiError::Invalid)?;
-    tracing::info!(group = %name, ?settings, "asked through the admin interface to change settings");
+    let settings = change(&present, &body?).map_err(ApiError::Invalid)?;
+    tracing::info!(group = %name, %settings, "asked through the admin interface to change settings");
     Ok(Json(shared.handle.configure(name, settings).await?.into()))
 }
 
@@ -131,10 +127,7 @@ async fn delete_group(
 /// Lets a member's share move away while it stays connected. It drains until that is taken back, here or by its
 /// client, or its client logs in as a new process; its numbers, and for how long their release has been waited for, show how far it is.
 #[utoipa::path(post, path = "/api/v1/groups/{group}/members/{client_id}/drain", tag = "groups",
-    params(
-        ("group" = String, Path, description = "Name of the group"),
-        ("client_id" = String, Path, description = "The client"),
-    ),
+    params(MemberPath),
     responses(
         (status = 200, body = MemberBody, description = "It drains"),
         (status = 400, body = ErrorBody, description = "This is no name of a group or of a client"),
@@ -144,21 +137,15 @@ async fn delete_group(
     ))]
 async fn drain_member(
     State(shared): Server,
-    path: Result<Path<(String, String)>, PathRejection>,
+    path: Result<Path<MemberPath>, PathRejection>,
 ) -> Result<Json<MemberBody>, ApiError> {
-    let (group, client) = member_name(path)?;
-    tracing::info!(%group, %client, "asked through the admin interface to drain a member");
-    let drained = shared.handle.drain(group.clone(), client.clone()).await?;
-    member_body(drained, &group, &client)
+    drains(&shared, path, true).await
 }
 
 /// Takes back that a member's share moves away: the numbering that follows gives it one. One that does not drain is left
 /// as it is; one whose client itself asked for it drains again when that client connects anew.
 #[utoipa::path(post, path = "/api/v1/groups/{group}/members/{client_id}/undrain", tag = "groups",
-    params(
-        ("group" = String, Path, description = "Name of the group"),
-        ("client_id" = String, Path, description = "The client"),
-    ),
+    params(MemberPath),
     responses(
         (status = 200, body = MemberBody, description = "It does not drain"),
         (status = 400, body = ErrorBody, description = "This is no name of a group or of a client"),
@@ -168,12 +155,9 @@ async fn drain_member(
     ))]
 async fn undrain_member(
     State(shared): Server,
-    path: Result<Path<(String, String)>, PathRejection>,
+    path: Result<Path<MemberPath>, PathRejection>,
 ) -> Result<Json<MemberBody>, ApiError> {
-    let (group, client) = member_name(path)?;
-    tracing::info!(%group, %client, "asked through the admin interface to take the drain of a member back");
-    let shown = shared.handle.undrain(group.clone(), client.clone()).await?;
-    member_body(shown, &group, &client)
+    drains(&shared, path, false).await
 }
 
 /// This description.
@@ -187,25 +171,37 @@ async fn openapi(State(shared): Server) -> impl IntoResponse {
     )
 }
 
-fn member_name(
-    path: Result<Path<(String, String)>, PathRejection>,
-) -> Result<(GroupName, ClientId), ApiError> {
-    let Path((group, client)) = path.map_err(|error| ApiError::Invalid(error.body_text()))?;
-    let group = GroupName::new(group).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    let client = ClientId::new(client).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    Ok((group, client))
+/// Where a member is among the calls.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct MemberPath {
+    /// Name of the group
+    group: String,
+    /// The client
+    client_id: String,
 }
 
-fn member_body(
-    shown: Option<MemberView>,
-    group: &GroupName,
-    client: &ClientId,
+/// Has a member drain, or takes that back.
+async fn drains(
+    shared: &Shared,
+    path: Result<Path<MemberPath>, PathRejection>,
+    drains: bool,
 ) -> Result<Json<MemberBody>, ApiError> {
+    let Path(MemberPath { group, client_id }) = path?;
+    let (group, client) = (GroupName::new(group)?, ClientId::new(client_id)?);
+    let (handle, at) = (&shared.handle, (group.clone(), client.clone()));
+    let member = if drains {
+        tracing::info!(%group, %client, "asked through the admin interface to drain a member");
+        handle.drain(at.0, at.1).await?
+    } else {
+        tracing::info!(%group, %client, "asked through the admin interface to take the drain of a member back");
+        handle.undrain(at.0, at.1).await?
+    };
     let none = || ApiError::NotFound(format!("group {group} has no member {client}"));
-    shown.map(|member| Json(member.into())).ok_or_else(none)
+    member.map(|member| Json(member.into())).ok_or_else(none)
 }
 
 fn group_name(path: Result<Path<String>, PathRejection>) -> Result<GroupName, ApiError> {
-    let Path(text) = path.map_err(|error| ApiError::Invalid(error.body_text()))?;
-    GroupName::new(text).map_err(|error| ApiError::Invalid(error.to_string()))
+    let Path(text) = path?;
+    Ok(GroupName::new(text)?)
 }

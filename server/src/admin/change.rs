@@ -1,6 +1,11 @@
 //! New settings of a group, from what a caller sends.
 
-use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
 
 use crate::state::Settings;
@@ -13,18 +18,22 @@ const DEFAULT_SLOTS: u32 = 1_024;
 /// # Errors
 /// All that is wrong, in one text.
 pub(super) fn change(present: &Settings, body: &[u8]) -> Result<Settings, String> {
-    let body: Map<String, Value> = serde_json::from_slice(body)
+    let Fields(body) = serde_json::from_slice(body)
         .map_err(|error| format!("the body is no JSON object: {error}"))?;
     let mut change = Change {
         settings: present.clone(),
         slots: None,
         slotted: matches!(present.numbering, Numbering::Slots(_)),
     };
+    let mut seen = BTreeSet::new();
     let mut wrong: Vec<String> = body
         .iter()
         .filter_map(|(key, value)| {
-            let problem = change.set(key, value).err()?;
-            Some(format!("{key}: {problem}"))
+            let set = match seen.insert(key) {
+                true => change.set(key, value),
+                false => Err("given twice".into()),
+            };
+            Some(format!("{key}: {}", set.err()?))
         })
         .collect();
     match change.numbering(present.numbering) {
@@ -37,6 +46,33 @@ pub(super) fn change(present: &Settings, body: &[u8]) -> Result<Settings, String
         Ok(change.settings)
     } else {
         Err(wrong.join("; "))
+    }
+}
+
+/// A JSON object as it was written: a map would keep one of two fields of the same name, and say nothing.
+struct Fields(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(body: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut object: M) -> Result<Fields, M::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = object.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        body.deserialize_map(Object)
     }
 }
 
@@ -191,6 +227,17 @@ mod tests {
         for part in expected {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
+    }
+
+    #[test]
+    fn a_setting_that_is_given_twice_is_refused() {
+        let body =
+            br#"{"settle_ms": 30, "trust_fin": true, "settle_ms": 40, "color": 1, "color": 1}"#;
+        let text = change(&Settings::default(), body).unwrap_err();
+        assert_eq!(
+            text,
+            "settle_ms: given twice; color: unknown; see /api/v1/openapi.json; color: given twice"
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ async fn cluster(State(shared): Server) -> Result<Json<ClusterView>, ApiError> {
 /// Adds a replica that runs with an empty data folder: as a learner first, and when it has caught up, as a voter. Asked
 /// again, it goes on where it was.
 #[utoipa::path(put, path = "/api/v1/cluster/replicas/{id}", tag = "cluster",
-    params(("id" = u16, Path, description = "Its id, which no other replica has or had")),
+    params(("id" = u16, Path, description = "Its id: a number that no replica of this cluster has, or ever had")),
     request_body = NewReplica,
     responses(
         (status = 200, body = ClusterView, description = "It votes"),
@@ -91,10 +91,10 @@ async fn add_replica(
         address,
         "asked through the admin interface to add a replica"
     );
-    let added = shared.handle.consensus().add(id, &address).await;
-    let status = match added.inspect_err(|why| not_done("a replica was not added", id, why))? {
-        Added::Voter => StatusCode::OK,
-        Added::CatchesUp => StatusCode::ACCEPTED,
+    let status = match shared.handle.consensus().add(id, &address).await {
+        Ok(Added::Voter) => StatusCode::OK,
+        Ok(Added::CatchesUp) => StatusCode::ACCEPTED,
+        Err(why) => return Err(not_done(&shared, "a replica was not added", Some(id), why).await),
     };
     Ok((status, Json(shared.handle.cluster().await?)))
 }
@@ -133,13 +133,13 @@ async fn remove_replica(
         force,
         "asked through the admin interface to remove a replica"
     );
-    let removed = shared.handle.consensus().remove(id, force).await;
-    match removed.inspect_err(|why| not_done("a replica was not removed", id, why))? {
-        Removed::Done => Ok(Json(shared.handle.cluster().await?).into_response()),
-        Removed::LeadBy(leader) => {
+    match shared.handle.consensus().remove(id, force).await {
+        Ok(Removed::Done) => Ok(Json(shared.handle.cluster().await?).into_response()),
+        Ok(Removed::LeadBy(leader)) => {
             let target = format!("/api/v1/cluster/replicas/{id}?force={force}");
             ask_new_leader(&shared, leader, target).await
         }
+        Err(why) => Err(not_done(&shared, "a replica was not removed", Some(id), why).await),
     }
 }
 
@@ -183,14 +183,49 @@ async fn transfer(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<ClusterView>, ApiError> {
     let NewLeader { to } = parse(body)?;
-    let transferred = shared.handle.consensus().transfer(to).await;
-    transferred
-        .inspect_err(|why| tracing::warn!(to, %why, "the leadership was not transferred"))?;
+    if let Err(why) = shared.handle.consensus().transfer(to).await {
+        return Err(not_done(&shared, "the leadership was not transferred", to, why).await);
+    }
     Ok(Json(shared.handle.cluster().await?))
 }
 
-fn not_done(what: &str, replica: u16, why: &ChangeError) {
+/// Why a change is not done, for the log and for the caller.
+async fn not_done(shared: &Shared, what: &str, replica: Option<u16>, why: ChangeError) -> ApiError {
     tracing::warn!(replica, %why, "{what}");
+    undecided(shared, why.into()).await
+}
+
+/// Where nothing can be decided at all, the caller is told that, whatever else is in the way.
+pub(super) async fn undecided(shared: &Shared, error: ApiError) -> ApiError {
+    let Ok(cluster) = shared.handle.cluster().await else {
+        return error;
+    };
+    match (error, no_majority(&cluster)) {
+        (ApiError::NoLeader(_) | ApiError::Conflict(_), Some(why)) => ApiError::Unavailable(why),
+        // It may be decided later.
+        (ApiError::Unavailable(text), Some(why)) => ApiError::Unavailable(format!("{text}; {why}")),
+        (error, _) => error,
+    }
+}
+
+fn no_majority(cluster: &ClusterView) -> Option<String> {
+    let own = cluster.replica_id;
+    let (mut there, mut away) = (0, Vec::new());
+    for replica in cluster.replicas.iter().filter(|replica| replica.voter) {
+        match replica.reachable || replica.id == own {
+            true => there += 1,
+            false => away.push(format!("{} ({})", replica.id, replica.address)),
+        }
+    }
+    (there <= away.len()).then(|| {
+        format!(
+            "no majority: replica {own} reaches {there} of {} voters, itself included, and nothing can be decided, not even who the \
+             replicas are. Away: {}. Start those again, or mend the network to them, then ask again; if their disks are lost, see \
+             Restore in the README",
+            there + away.len(),
+            away.join(", "),
+        )
+    })
 }
 
 fn replica(path: Result<&Path<u16>, &PathRejection>) -> Result<u16, ApiError> {
@@ -203,11 +238,7 @@ fn replica(path: Result<&Path<u16>, &PathRejection>) -> Result<u16, ApiError> {
 }
 
 fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ApiError> {
-    let body = body.map_err(|error| match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge,
-        _ => ApiError::Invalid(error.body_text()),
-    })?;
-    serde_json::from_slice(&body).map_err(|error| ApiError::Invalid(format!("the body: {error}")))
+    serde_json::from_slice(&body?).map_err(|error| ApiError::Invalid(format!("the body: {error}")))
 }
 
 impl From<ChangeError> for ApiError {
@@ -216,6 +247,7 @@ impl From<ChangeError> for ApiError {
         match error {
             ChangeError::Unknown(_) => Self::NotFound(text),
             ChangeError::Alone | ChangeError::Conflict(_) => Self::Conflict(text),
+            ChangeError::NotLeader => Self::NoLeader(text),
             _ => Self::Unavailable(text),
         }
     }

@@ -1,9 +1,11 @@
 //! Answers that say what is wrong.
 
 use axum::Json;
+use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use skyschedule_common::ids::InvalidName;
 use utoipa::ToSchema;
 
 use crate::coordinator::{AskError, ConfigureError, DeleteError};
@@ -30,6 +32,8 @@ pub(super) enum ApiError {
     MediaType,
     /// Not now.
     Unavailable(String),
+    /// Not now, since it is a leader's to do and none could be asked. It is worth asking again at once: one is elected.
+    NoLeader(String),
 }
 
 /// What every error looks like.
@@ -42,7 +46,7 @@ pub(super) struct ErrorBody {
 /// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 struct ErrorDetail {
-    /// For programs: one of a few words.
+    /// For programs: one of a few words. `no_leader`: worth asking again at once.
     code: String,
     /// For people: what to do.
     message: String,
@@ -76,6 +80,7 @@ impl ApiError {
                 "send JSON, with Content-Type: application/json".into(),
             ),
             Self::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", text),
+            Self::NoLeader(text) => (StatusCode::SERVICE_UNAVAILABLE, "no_leader", text),
         }
     }
 }
@@ -96,6 +101,27 @@ impl IntoResponse for ApiError {
                 .insert(header::WWW_AUTHENTICATE, challenge);
         }
         response
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(error: PathRejection) -> Self {
+        Self::Invalid(error.body_text())
+    }
+}
+
+impl From<BytesRejection> for ApiError {
+    fn from(error: BytesRejection) -> Self {
+        match error.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Self::TooLarge,
+            _ => Self::Invalid(error.body_text()),
+        }
+    }
+}
+
+impl From<InvalidName> for ApiError {
+    fn from(error: InvalidName) -> Self {
+        Self::Invalid(error.to_string())
     }
 }
 

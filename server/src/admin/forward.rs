@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use skyschedule_common::protocol::codec;
 
 use super::error::ApiError;
-use super::{CALL_LIMIT, MAX_BODY, Shared};
+use super::{CALL_LIMIT, MAX_BODY, Shared, cluster};
 use crate::peers::{Answering, Peers, Service};
 
 /// What is passed on.
@@ -90,7 +90,13 @@ pub(super) async fn pass_on(
             );
             next.run(Request::from_parts(parts, Body::from(body))).await
         }
-        Err(why) => ApiError::Unavailable(format!("{why}; try again")).into_response(),
+        Err(why) => {
+            let text =
+                format!("replica {leader} leads, as far as this one knows: {why}; try again");
+            cluster::undecided(&shared, ApiError::NoLeader(text))
+                .await
+                .into_response()
+        }
     }
 }
 

@@ -95,6 +95,7 @@ fn group(matches: &ArgMatches) -> &str {
 fn status(server: &Server, json: bool) -> Result<(), Failure> {
     let cluster = server.get("api/v1/cluster")?;
     let not_ready = server.call(Method::Get, "readyz", None)?.err();
+    let not_ready = not_ready.map(|refusal| refusal.text);
     // A server that is not ready may not know its groups either.
     let groups = server.call(Method::Get, "api/v1/groups", None)?;
     let problems = show::problems(&groups.unwrap_or_default());
@@ -122,6 +123,15 @@ pub(super) enum Method {
     Post,
     Put,
     Delete,
+}
+
+/// The server's error.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// For programs.
+    pub(super) code: String,
+    /// For people.
+    pub(super) text: String,
 }
 
 /// The admin interface of one server.
@@ -188,16 +198,17 @@ impl Server {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Value, Failure> {
-        self.call(method, path, body)?.map_err(Failure::Failed)
+        let answer = self.call(method, path, body)?;
+        answer.map_err(|refusal| Failure::Failed(refusal.text))
     }
 
-    /// The answer, or the text of the server's error.
-    fn call(
+    /// The answer, or the server's error.
+    pub(super) fn call(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Result<Value, String>, Failure> {
+    ) -> Result<Result<Value, Refusal>, Failure> {
         let url = format!("{}/{path}", self.url);
         let unreachable = |error: ureq::Error| {
             Failure::Failed(format!(
@@ -242,12 +253,10 @@ impl Server {
                 ))),
             };
         }
-        let message = value
-            .as_ref()
-            .and_then(|value| value["error"]["message"].as_str());
-        Ok(Err(match message {
-            Some(message) => message.to_owned(),
-            None => format!("{url} answers {status}"),
+        let error = |part: &str| Some(value.as_ref()?["error"][part].as_str()?.to_owned());
+        Ok(Err(Refusal {
+            code: error("code").unwrap_or_default(),
+            text: error("message").unwrap_or_else(|| format!("{url} answers {status}")),
         }))
     }
 }

@@ -15,6 +15,8 @@ use super::{Failure, asking, print, show};
 const CATCH_UP: Duration = Duration::from_secs(600);
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long is asked again while there is no leader: many elections fit in.
+const ELECTED: Duration = Duration::from_secs(6);
 
 /// `skyschedule cluster`, which shows the replicas, and its commands.
 pub(super) fn command() -> Command {
@@ -26,7 +28,7 @@ pub(super) fn command() -> Command {
     };
     let add = Command::new("add")
         .about("Adds a replica: first as a learner, then, when it has caught up, as a voter")
-        .arg(id("Its --replica-id, which no other replica has or had").required(true))
+        .arg(id("Its --replica-id: a number that no replica of this cluster has, or ever had").required(true))
         .arg(
             Arg::new("address")
                 .value_name("HOST:PORT")
@@ -73,13 +75,14 @@ pub(super) fn change(matches: &ArgMatches) -> Result<(), Failure> {
         }
         ("remove", Some(id)) => {
             let force = matches.get_flag("force");
-            server.must(Method::Delete, &format!("{}?force={force}", path(id)), None)?
+            let path = format!("{}?force={force}", path(id));
+            ask_leader(&server, Method::Delete, &path, None)?
         }
-        _ => server.must(
-            Method::Post,
-            "api/v1/cluster/transfer",
-            Some(&json!({ "to": id })),
-        )?,
+        _ => {
+            let body = json!({ "to": id });
+            let path = "api/v1/cluster/transfer";
+            ask_leader(&server, Method::Post, path, Some(&body))?
+        }
     };
     let text = match matches.get_flag("json") {
         true => pretty(&cluster),
@@ -89,13 +92,40 @@ pub(super) fn change(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Changes are the leader's to decide, and any server passes them on to it. While the servers elect one, asks again.
+fn ask_leader(
+    server: &Server,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Value, Failure> {
+    let until = env::now() + ELECTED;
+    let mut asked = 0;
+    loop {
+        asked += 1;
+        let refusal = match server.call(method, path, body)? {
+            Ok(cluster) => return Ok(cluster),
+            Err(refusal) => refusal,
+        };
+        let is_removal = matches!(method, Method::Delete);
+        match refusal.code.as_str() {
+            "no_leader" if env::now() < until => sleep(PAUSE),
+            // The answer to an earlier question was lost with the leader that gave it.
+            "not_found" if is_removal && asked > 1 => {
+                return server.must(Method::Get, "api/v1/cluster", None);
+            }
+            _ => return Err(Failure::Failed(refusal.text)),
+        }
+    }
+}
+
 /// Asks until the new replica votes.
 fn add(server: &Server, id: u16, address: &str) -> Result<Value, Failure> {
     let path = format!("api/v1/cluster/replicas/{id}");
     let until = env::now() + CATCH_UP;
     loop {
         let body = json!({ "address": address });
-        let cluster = server.must(Method::Put, &path, Some(&body))?;
+        let cluster = ask_leader(server, Method::Put, &path, Some(&body))?;
         let mut replicas = cluster["replicas"].as_array().into_iter().flatten();
         let new = replicas.find(|replica| replica["id"] == id);
         if new.is_some_and(|replica| replica["voter"] == true) {

@@ -167,7 +167,9 @@ pub enum ConfigError {
     /// Strangers could take part in decisions.
     #[error(
         "peers: {0} can be reached from other machines, and there is no cluster_secret, so that anyone could pass for a replica: \
-         give all replicas the same cluster_secret_file, or listen on 127.0.0.1"
+         set --cluster-secret-file FILE (or SKY_CLUSTER_SECRET_FILE, or cluster_secret_file in the file of settings) on every \
+         replica, each with the same secret of at least {MIN_SECRET} characters, such as `openssl rand -base64 32 > FILE` makes; or \
+         listen on 127.0.0.1"
     )]
     OpenCluster(SocketAddr),
     /// Not a place to connect to.

@@ -90,7 +90,7 @@ impl Coordinator {
             .consensus
             .read(|state| state.group(&login.group)?.promise())?;
         let text = format!(
-            "group {} is {is:?}, and the client relies on {wanted:?}; change the client, or use another group",
+            "group {} is {is}, and the client relies on {wanted}; change the client, or use another group",
             login.group
         );
         (is != wanted).then(|| Refusal::new(Code::CONSISTENCY, &text, None))

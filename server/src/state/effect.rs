@@ -1,5 +1,7 @@
 //! What follows from a decision.
 
+use std::fmt;
+
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation};
 use skyschedule_common::protocol::messages::{Consistency, Millis};
@@ -123,6 +125,15 @@ pub enum Parting {
     Left,
 }
 
+impl fmt::Display for Parting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dead => "dead",
+            Self::Left => "left",
+        })
+    }
+}
+
 /// Why a client cannot become a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefusal {
@@ -141,7 +152,7 @@ pub enum JoinRefusal {
     TooManyGroups,
     /// The group promises something else than the client relies on.
     #[error(
-        "the group is {is:?}, and the client relies on {wanted:?}; change the client, or choose another group"
+        "the group is {is}, and the client relies on {wanted}; change the client, or choose another group"
     )]
     Consistency {
         /// What the group promises.

@@ -1,5 +1,7 @@
 //! What operators set for a group.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use skyschedule_common::protocol::messages::{Consistency, Millis, Numbering};
 use skyschedule_common::share::MAX_TOTAL;
@@ -52,6 +54,32 @@ impl Default for Settings {
             lease: None,
             max_slots: None,
         }
+    }
+}
+
+/// In the words of the interface, for a line of the log.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "numbering {}, consistency {}, trust_fin {}, drain_timeout {}, max_drain {}, settle {}, rejoin_grace {}, \
+             reset_grace {}",
+            self.numbering,
+            self.consistency,
+            self.trust_fin,
+            self.drain_timeout,
+            self.max_drain,
+            self.settle,
+            self.rejoin_grace,
+            self.reset_grace,
+        )?;
+        if let Some(lease) = self.lease {
+            write!(f, ", lease {lease}")?;
+        }
+        if let Some(most) = self.max_slots {
+            write!(f, ", max_slots {most}")?;
+        }
+        Ok(())
     }
 }
 
@@ -164,6 +192,21 @@ mod tests {
     #[test]
     fn defaults_are_possible() {
         assert_eq!(Settings::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_line_of_the_log_has_the_words_of_the_interface() {
+        let settings = Settings {
+            numbering: Numbering::Slots(1_024),
+            consistency: Consistency::Exclusive,
+            lease: Some(Millis(8_000)),
+            ..Settings::default()
+        };
+        assert_eq!(
+            settings.to_string(),
+            "numbering slots(1024), consistency exclusive, trust_fin false, drain_timeout 5000 ms, max_drain 60000 ms, \
+             settle 20 ms, rejoin_grace 0 ms, reset_grace 1000 ms, lease 8000 ms"
+        );
     }
 
     #[test]

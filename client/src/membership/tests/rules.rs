@@ -494,6 +494,23 @@ fn a_refusal_that_time_does_not_heal_is_final_unless_another_server_may_serve() 
 }
 
 #[test]
+fn a_group_that_promises_something_else_is_final_whatever_other_servers_there_are() {
+    let mut play = Play::new(2);
+    play.open(1, Serving::None);
+    play.event(
+        0,
+        Event::Closed(End::Refused(refusal(Code::CONSISTENCY, None))),
+    );
+    assert!(matches!(
+        play.core.hopeless(),
+        Some(ConnectError::Refused {
+            code: Code::CONSISTENCY,
+            ..
+        })
+    ));
+}
+
+#[test]
 fn closing_releases_says_goodbye_and_ends_with_a_fin() {
     let mut play = Play::member(2, share(1, &[0]), AVAILABLE);
     play.open(1, Serving::None);
