@@ -51,11 +51,15 @@ pub enum Rule {
     D1,
     /// A degraded replica's epochs are above all those it can know of, and on disk before the first push.
     D2,
+    /// A degraded replica says `settled` when all that are attached have taken the present numbering.
+    D3,
+    /// A degraded replica answers heartbeats without a quorum, and drops who is not heard.
+    D4,
 }
 
 impl Rule {
     /// Every rule, in the order of the protocol's description.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::L1,
         Self::L2,
         Self::L3,
@@ -77,6 +81,8 @@ impl Rule {
         Self::UniqueEpochs,
         Self::D1,
         Self::D2,
+        Self::D3,
+        Self::D4,
     ];
 }
 
@@ -132,6 +138,6 @@ mod tests {
     #[test]
     fn every_rule_is_listed_once_in_order() {
         assert!(Rule::ALL.is_sorted_by(|a, b| a < b));
-        assert_eq!(Rule::ALL.len(), Rule::D2 as usize + 1);
+        assert_eq!(Rule::ALL.len(), Rule::D4 as usize + 1);
     }
 }

@@ -2,6 +2,7 @@
 
 mod changes;
 mod cluster;
+mod copies;
 mod demo;
 mod drain;
 mod flapping;

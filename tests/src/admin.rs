@@ -78,6 +78,15 @@ impl Admin {
         assert_eq!(status, 200, "settings {settings} are refused: {body}");
     }
 
+    /// Asks that a group have these settings; whether it has.
+    pub async fn try_configure(&self, group: &str, settings: &Value) -> bool {
+        let path = format!("/api/v1/groups/{group}");
+        self.answer("PUT", &path, Some(settings.to_string()))
+            .await
+            .0
+            == 200
+    }
+
     /// A member of a group as the server shows it; `None` while there is none with this client id.
     pub async fn member(&self, group: &str, client: &str) -> Option<Value> {
         let group = self.group(group).await?;

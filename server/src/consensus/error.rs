@@ -111,6 +111,22 @@ pub enum ConsensusError {
         /// Which.
         replica: u16,
     },
+    /// Data folders of different moments run together.
+    #[error(
+        "this replica ({replica}) and replica {other} have decided different things ({why}): copies of data folders of different \
+         moments ran together. Nothing in {place} was overwritten. Stop all replicas, wait for a lease, choose the folders that \
+         shall count, and go on as the README says under Restore: exactly as many folders as are a majority, and empty ones for all others"
+    )]
+    Split {
+        /// The data folder.
+        place: String,
+        /// This one.
+        replica: u16,
+        /// The one that differs.
+        other: u16,
+        /// How that shows.
+        why: String,
+    },
     /// It is not what was written.
     #[error(
         "the store in {place} is damaged ({reason}): move it away and start with an empty one, \

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 
+use super::lineage::{Lineage, Seen};
 use super::raft::{Entry, LogId, TypeConfig, Vote};
+use super::split::{self, Claim};
 use super::store::{Change, Contents};
 use super::writer::Writer;
 
@@ -30,6 +32,14 @@ struct Cache {
     purged: Option<LogId>,
     vote: Option<Vote>,
     committed: Option<LogId>,
+    lineage: Lineage,
+}
+
+impl Cache {
+    fn last(&self) -> Option<LogId> {
+        let last = self.entries.last_key_value();
+        last.map_or(self.purged, |(_, entry)| Some(entry.log_id))
+    }
 }
 
 /// The log. A clone reads and writes the same.
@@ -41,7 +51,9 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn new(contents: &mut Contents, writer: Writer) -> Self {
+        let lineage = std::mem::take(&mut contents.lineage);
         let cache = Cache {
+            lineage: Lineage::new(lineage, contents.log.values()),
             entries: std::mem::take(&mut contents.log),
             purged: contents.purged,
             vote: contents.vote,
@@ -59,14 +71,67 @@ impl Log {
 
     /// The last entry, whether it is still there or not.
     pub(super) fn last(&self) -> Option<LogId> {
-        let cache = self.cache();
-        let last = cache.entries.last_key_value();
-        last.map_or(cache.purged, |(_, entry)| Some(entry.log_id))
+        self.cache().last()
     }
 
     /// The newest vote that is durable.
     pub(super) fn vote(&self) -> Option<Vote> {
         self.cache().vote
+    }
+
+    /// The last entry that is known to be decided.
+    pub(super) fn decided(&self) -> Option<LogId> {
+        let cache = self.cache();
+        cache.committed.max(cache.purged)
+    }
+
+    /// The leaderships that it has seen.
+    pub(super) fn lineage(&self) -> Seen {
+        let cache = self.cache();
+        Seen {
+            upto: cache.last().map_or(0, |last| last.index),
+            began: cache.lineage.all(),
+        }
+    }
+
+    /// A leader's snapshot is about to replace all up to this entry, and these leaderships were before.
+    pub(super) async fn adopt(&self, seen: &Seen, upto: LogId) -> io::Result<()> {
+        let known = self.cache().lineage.adopt(seen, upto.index);
+        self.writer.write(Change::Lineage(known)).await
+    }
+
+    /// How what a leader says shows that its log and this one are not one. An earlier leader may not know what was decided
+    /// after it; any other one has all of it.
+    pub(super) fn contradicts(&self, claim: &Claim<'_>) -> Option<String> {
+        let cache = self.cache();
+        let own = cache.vote?;
+        if let Some(why) = split::rivals(&own, claim.vote) {
+            return Some(why);
+        }
+        let decided = cache.committed.max(cache.purged)?;
+        if claim.vote.leader_id.term < own.leader_id.term {
+            return None;
+        }
+        let found = |what: &dyn std::fmt::Display| {
+            format!("this one's entries up to {decided} are decided, and that one has {what}")
+        };
+        if let Some(id) = claim.is_out_of_order_with(decided) {
+            return Some(found(&format!("{id}")));
+        }
+        let differs = |entry: &&Entry| {
+            let own = cache.entries.get(&entry.log_id.index);
+            entry.log_id.index <= decided.index && own.is_some_and(|own| own != *entry)
+        };
+        if let Some(entry) = claim.entries.iter().find(differs) {
+            return Some(found(&format!("another {}", entry.log_id)));
+        }
+        let began = cache.lineage.contradicts(claim.seen, decided.index);
+        began.map(|began| {
+            format!(
+                "of their decisions up to entry {}, only one of the two had {began}",
+                decided.index
+            )
+        })
     }
 }
 
@@ -155,22 +220,32 @@ impl RaftLogStorage<TypeConfig> for Log {
         let read = entries
             .iter()
             .map(|entry| (entry.log_id.index, entry.clone()));
-        self.cache().entries.extend(read);
+        {
+            let mut cache = self.cache();
+            entries.iter().for_each(|entry| cache.lineage.append(entry));
+            cache.entries.extend(read);
+        }
         self.writer.append(entries, callback).await
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         let from = last.map_or(0, |last| last.index + 1);
-        self.cache().entries.split_off(&from);
+        {
+            let mut cache = self.cache();
+            cache.lineage.truncate(from);
+            cache.entries.split_off(&from);
+        }
         self.writer.write(Change::Truncate(from)).await
     }
 
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
-        {
+        let known = {
             let mut cache = self.cache();
             cache.purged = cache.purged.max(Some(upto));
             cache.entries = cache.entries.split_off(&(upto.index + 1));
-        }
+            cache.lineage.purge(upto.index)
+        };
+        self.writer.note(Change::Lineage(known)).await?;
         self.writer.note(Change::Purge(upto)).await
     }
 }

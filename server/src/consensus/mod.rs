@@ -20,6 +20,7 @@
 //! | `memory_disk` | a disk that can fail, crash and be copied, for simulations and tests |
 //! | `identity` | whose disk this is, and what its replica may do |
 //! | `formation` | how replicas become a cluster, and how one that lost its disk comes back |
+//! | `lineage`, `split` | notices data folders of different moments that run together |
 //! | `twin` | no two processes are one replica |
 //! | `members` | who the replicas are at present, and where |
 //! | `change` | replicas are added and removed |
@@ -35,6 +36,7 @@ mod folder;
 mod formation;
 mod identity;
 mod leadership;
+mod lineage;
 mod log;
 mod machine;
 mod mark;
@@ -44,6 +46,7 @@ mod network;
 mod proposals;
 mod raft;
 mod serve;
+mod split;
 mod start;
 mod store;
 #[cfg(all(test, not(sim)))]
@@ -79,6 +82,7 @@ use self::network::Network;
 use self::proposals::{Message, Proposer};
 use self::raft::Raft;
 use self::serve::{Contact, Membership};
+use self::split::Alarm;
 use self::store::Change;
 use self::writer::Writer;
 use crate::peers::Peers;
@@ -221,6 +225,7 @@ pub struct Consensus {
     writer: Writer,
     note: Option<Bytes>,
     lost: watch::Sender<u64>,
+    alarm: Alarm,
 }
 
 /// Without what is in it.
@@ -259,13 +264,15 @@ impl Consensus {
     /// When it does not lead, or too few answer, or it has stopped.
     pub async fn confirm(&self) -> Result<(), ConfirmError> {
         let own = self.leadership().own.ok_or(ConfirmError::NotLeader)?;
-        if self.queue.is_closed() {
+        if self.queue.is_closed() || self.alarm.is_raised() {
             return Err(ConfirmError::NotLeader);
         }
         let confirmed = self.raft.0.ensure_linearizable(ReadPolicy::ReadIndex).await;
         match confirmed {
             // Another leadership than the one that asked.
-            Ok(_) if self.leadership().own != Some(own) => Err(ConfirmError::NotLeader),
+            Ok(_) if self.leadership().own != Some(own) || self.alarm.is_raised() => {
+                Err(ConfirmError::NotLeader)
+            }
             Ok(_) => Ok(()),
             Err(_) if self.leadership().own == Some(own) => Err(ConfirmError::NoQuorum),
             Err(_) => Err(ConfirmError::NotLeader),
@@ -291,6 +298,24 @@ impl Consensus {
     /// Who leads at present.
     pub fn leadership(&self) -> Leadership {
         *self.leadership.borrow()
+    }
+
+    /// Whether most of the replicas follow another one at present: this one must number nobody by itself, whatever keeps it
+    /// from following, too.
+    pub(crate) fn is_led_elsewhere(&self) -> bool {
+        let Some(known) = self.members.effective() else {
+            return false;
+        };
+        let statuses = self.statuses.lock().unwrap_or_else(PoisonError::into_inner);
+        let followed = known.voters.iter().filter_map(|id| {
+            let status = statuses.get(id)?;
+            Some((status.term, status.follows?))
+        });
+        let mut leaders: BTreeMap<(u64, u16), usize> = BTreeMap::new();
+        for (term, leader) in followed.filter(|(_, leader)| *leader != self.id) {
+            *leaders.entry((term, leader)).or_default() += 1;
+        }
+        leaders.values().any(|count| count * 2 > known.voters.len())
     }
 
     /// When this replica followed a leader last.

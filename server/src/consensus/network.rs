@@ -15,8 +15,10 @@ use skyschedule_common::protocol::codec;
 
 use super::acknowledged::{Acknowledged, Sent};
 use super::identity::{ClusterId, Standing};
+use super::log::Log;
 use super::raft::{Place, Snapshot, TypeConfig, Vote};
 use super::serve::Membership;
+use super::split::{self, Alarm};
 use super::store::MAX_SNAPSHOT;
 use super::wire::{Envelope, Reply, Request};
 use crate::peers::{AskError, Peers, Service};
@@ -30,7 +32,7 @@ fn snapshot_limit(bytes: usize) -> Duration {
 }
 
 /// Asks other replicas about consensus.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Network {
     /// None: this replica is alone.
     pub(super) peers: Option<Peers>,
@@ -38,6 +40,14 @@ pub(super) struct Network {
     /// How long an answer about votes and entries may take.
     pub(super) limit: Duration,
     pub(super) acknowledged: Acknowledged,
+    pub(super) log: Log,
+    pub(super) alarm: Alarm,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.peers.fmt(f)
+    }
 }
 
 /// No answer, or a wrong one.
@@ -130,10 +140,16 @@ impl RaftNetworkV2<TypeConfig> for Client {
         request: AppendEntriesRequest<TypeConfig>,
         _: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        let sent = Sent::of(&request);
-        let Reply::Append(answer) = self.call(Request::Append(request)).await? else {
+        let (sent, vote) = (Sent::of(&request), request.vote);
+        let seen = self.network.log.lineage();
+        let Reply::Append(answer) = self.call(Request::Append { request, seen }).await? else {
             return Err(CallError::Mismatch.into());
         };
+        if let AppendEntriesResponse::HigherVote(other) = &answer
+            && let Some(why) = split::rivals(&vote, other)
+        {
+            self.network.alarm.raise(other.leader_id.voted_for, why);
+        }
         let acknowledged = &self.network.acknowledged;
         if let Some(entry) = acknowledged.take(self.target, sent, &answer) {
             let looked = self.has_forgotten(entry).await;
@@ -177,6 +193,7 @@ impl RaftNetworkV2<TypeConfig> for Client {
         let request = Request::Snapshot {
             vote,
             meta: snapshot.meta,
+            seen: self.network.log.lineage(),
             state: snapshot.snapshot,
         };
         let reply = tokio::select! {

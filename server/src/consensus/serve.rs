@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use openraft::async_runtime::WatchReceiver as _;
@@ -11,10 +12,12 @@ use skyschedule_common::env::{self, Instant};
 use skyschedule_common::protocol::codec;
 
 use super::identity::{ClusterId, Identity, Standing};
+use super::lineage::Seen;
 use super::log::Log;
 use super::members::Members;
 use super::network::MAX_MESSAGE;
 use super::raft::{LogId, Raft, Snapshot, Vote, seeded};
+use super::split::{self, Alarm, Claim};
 use super::store::Change;
 use super::wire::{Envelope, Reply, Request, Status};
 use super::writer::Writer;
@@ -59,6 +62,12 @@ impl Membership {
     }
 }
 
+/// The answer of a replica that has found itself in another history than others.
+const STOPS: &str = "it has decided something else, and stops";
+
+/// A leader that is there was heard not longer ago.
+const LATELY: Duration = Duration::from_secs(1);
+
 /// When this replica followed a leader last, as that one asked it to. A clone is the same.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Contact(Arc<Mutex<Option<Instant>>>);
@@ -82,6 +91,7 @@ pub(super) struct Answers {
     pub(super) membership: Membership,
     pub(super) members: Members,
     pub(super) advertise: String,
+    pub(super) alarm: Alarm,
 }
 
 impl Answers {
@@ -108,9 +118,17 @@ impl Answers {
             Request::Status => Ok(Reply::Status(self.status())),
             Request::Form { cluster, replicas } => self.form(cluster, &replicas).await,
             Request::Join { cluster, term } => self.join(cluster, term).await,
+            _ if self.alarm.is_raised() => Err(STOPS.into()),
             _ if !same_cluster => Err("it is in another cluster, or in none yet".into()),
-            Request::Append(request) => {
+            Request::Append { request, seen } => {
                 self.may_follow(identity, &request.vote)?;
+                if self.is_split_from(&Claim::of_entries(&request, &seen)) {
+                    // Another leader of the same term learns it, too.
+                    let own = self.log.vote();
+                    let rival = own.filter(|own| split::rivals(own, &request.vote).is_some());
+                    let answer = rival.map(AppendEntriesResponse::HigherVote);
+                    return answer.map(Reply::Append).ok_or_else(|| STOPS.to_owned());
+                }
                 let (vote, committed) = (request.vote, request.leader_commit);
                 let last = request.entries.last().map(|entry| entry.log_id);
                 let last = last.or(request.prev_log_id);
@@ -124,8 +142,17 @@ impl Answers {
                 }
                 Ok(Reply::Append(answer))
             }
-            Request::Snapshot { vote, meta, state } => {
+            Request::Snapshot {
+                vote,
+                meta,
+                seen,
+                state,
+            } => {
                 self.may_follow(identity, &vote)?;
+                if self.is_split_from(&Claim::of_snapshot(&vote, &meta, &seen)) {
+                    return Err(STOPS.into());
+                }
+                self.adopt(&vote, meta.last_log_id, &seen).await?;
                 let snapshot = Snapshot {
                     meta,
                     snapshot: state,
@@ -173,10 +200,19 @@ impl Answers {
             standing,
             empty: self.log.last().is_none(),
             term: known.max(durable),
+            follows: self.follows(),
             advertise: self.advertise.clone(),
             replicas: self.members.configured().keys().copied().collect(),
             known: self.members.decided().or_else(|| self.members.effective()),
         }
+    }
+
+    fn follows(&self) -> Option<u16> {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        let leader = metrics.current_leader?;
+        let heard = self.contact.last().is_some_and(|at| at.elapsed() < LATELY);
+        (leader == metrics.id || heard).then(|| u16::try_from(leader).ok())?
     }
 
     async fn form(&self, cluster: ClusterId, replicas: &BTreeSet<u16>) -> Result<Reply, String> {
@@ -207,6 +243,30 @@ impl Answers {
             .await;
         joined.map_err(|error| error.to_string())?;
         Ok(Reply::Done)
+    }
+
+    /// Whether what a leader says shows that this replica and that one have decided different things.
+    fn is_split_from(&self, claim: &Claim<'_>) -> bool {
+        let why = self.log.contradicts(claim);
+        let is_split = why.is_some();
+        if let Some(why) = why {
+            self.alarm.raise(claim.vote.leader_id.voted_for, why);
+        }
+        is_split
+    }
+
+    /// Takes over what the leader knows of the time that its snapshot covers, if this replica is about to take that.
+    async fn adopt(&self, vote: &Vote, covers: Option<LogId>, seen: &Seen) -> Result<(), String> {
+        let newer = |vote: &Vote| {
+            vote.leader_id.term >= self.log.vote().map_or(0, |own| own.leader_id.term)
+        };
+        match covers {
+            Some(covers) if newer(vote) && self.log.decided() < Some(covers) => {
+                let adopted = self.log.adopt(seen, covers).await;
+                adopted.map_err(|error| error.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn may_follow(&self, identity: Identity, vote: &Vote) -> Result<(), String> {

@@ -22,6 +22,7 @@ use super::network::Network;
 use super::proposals::{Message, Proposals, Proposer};
 use super::raft::{Place, Raft, seeded};
 use super::serve::{Answers, Contact, Membership};
+use super::split::{Alarm, Split};
 use super::store::{Contents, Store};
 use super::writer::{self, Writer};
 use super::{Consensus, Decided, Options, QUEUE, RaftHandle, Storage, Timing};
@@ -109,6 +110,8 @@ struct Parts {
     last: Option<mpsc::OwnedPermit<Decided>>,
     leadership: watch::Sender<Leadership>,
     proposer: Proposer,
+    alarm: Alarm,
+    id: u16,
 }
 
 async fn assemble(
@@ -160,11 +163,14 @@ async fn assemble(
             key: cluster.key.clone(),
         })
     });
+    let alarm = Alarm::default();
     let network = Network {
         peers: peers.clone(),
         membership: membership.clone(),
         limit: timing.election_max,
         acknowledged: Acknowledged::default(),
+        log: log.clone(),
+        alarm: alarm.clone(),
     };
     let config = Arc::new(config(&timing).validate().map_err(|error| fatal(&error))?);
     let raft = Raft::new(u64::from(id), config, network.clone(), log.clone(), machine)
@@ -191,6 +197,7 @@ async fn assemble(
         membership,
         members: members.clone(),
         advertise: advertise.clone(),
+        alarm: alarm.clone(),
     };
     let (statuses, changes) = (Statuses::default(), Changes::default());
     let servers = Servers::new(id, &advertise);
@@ -241,6 +248,7 @@ async fn assemble(
         writer,
         note: contents.note.take(),
         lost: lost.clone(),
+        alarm: alarm.clone(),
     };
     let parts = Parts {
         raft,
@@ -252,6 +260,8 @@ async fn assemble(
         last: decided.try_reserve_owned().ok(),
         leadership,
         proposer,
+        alarm,
+        id,
     };
     Ok((consensus, receiver, parts))
 }
@@ -394,6 +404,10 @@ impl Parts {
         let ended = tokio::select! {
             biased;
             Ok(error) = &mut failure => Err(error),
+            Split { other, why } = self.alarm.raised() => {
+                let replica = self.id;
+                Err(ConsensusError::Split { place, replica, other, why })
+            }
             error = formation => Err(error),
             reason = broken_down(&self.raft) => {
                 // What the disk says is nearer to the cause.

@@ -3,7 +3,7 @@
 //! | table | key | value |
 //! |---|---|---|
 //! | `skyschedule` | `format`, `writes` | number of the format, which also tells a store of ours from other files; how many transactions there were |
-//! | `records` | `identity`, `vote`, `committed`, `purged`, `note` | version of the record (1 byte), then the value in bincode |
+//! | `records` | `identity`, `vote`, `committed`, `purged`, `lineage`, `note` | version of the record (1 byte), then the value in bincode |
 //! | `log` | index, without gaps | version of the record (1 byte), then the entry in bincode |
 //! | `snapshot` | 0 | version of the record (1 byte), then what it covers and the state in bincode |
 //!
@@ -27,6 +27,7 @@ use skyschedule_common::protocol::codec;
 use super::error::ConsensusError;
 use super::folder::Folder;
 use super::identity::Identity;
+use super::lineage::Known;
 use super::raft::{Entry, LogId, SnapshotMeta, Vote};
 use super::{MAX_BATCH, Storage, mark};
 
@@ -44,6 +45,7 @@ const IDENTITY: &str = "identity";
 const VOTE: &str = "vote";
 const COMMITTED: &str = "committed";
 const PURGED: &str = "purged";
+const LINEAGE: &str = "lineage";
 const NOTE: &str = "note";
 
 /// First byte of a record. A later form gets the next number, and this one stays readable.
@@ -87,6 +89,8 @@ pub(super) enum Change {
     Snapshot(StoredSnapshot),
     /// A new identity.
     Identity(Identity),
+    /// The leaderships of entries that are dropped.
+    Lineage(Known),
     /// What this replica keeps for itself, and no other learns.
     Note(Bytes),
 }
@@ -98,6 +102,7 @@ pub(super) struct Contents {
     pub(super) vote: Option<Vote>,
     pub(super) committed: Option<LogId>,
     pub(super) purged: Option<LogId>,
+    pub(super) lineage: Known,
     pub(super) log: BTreeMap<u64, Entry>,
     pub(super) snapshot: Option<StoredSnapshot>,
     pub(super) note: Option<Bytes>,
@@ -211,6 +216,9 @@ impl Store {
             vote: self.parse_some(VOTE, record(VOTE)?)?,
             committed: self.parse_some(COMMITTED, record(COMMITTED)?)?,
             purged: self.parse_some(PURGED, record(PURGED)?)?,
+            lineage: self
+                .parse_some(LINEAGE, record(LINEAGE)?)?
+                .unwrap_or_default(),
             log: BTreeMap::new(),
             snapshot: None,
             note: None,
@@ -304,6 +312,9 @@ impl Store {
                     }
                     Change::Identity(identity) => {
                         records.insert(IDENTITY, record(identity, MAX_RECORD)?.as_ref())?;
+                    }
+                    Change::Lineage(known) => {
+                        records.insert(LINEAGE, record(known, MAX_RECORD)?.as_ref())?;
                     }
                     Change::Note(note) => {
                         records.insert(NOTE, record(note, MAX_NOTE)?.as_ref())?;

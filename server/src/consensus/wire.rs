@@ -9,6 +9,7 @@ use openraft::raft::{
 use serde::{Deserialize, Serialize};
 
 use super::identity::{ClusterId, Standing};
+use super::lineage::Seen;
 use super::raft::{LogId, Place, SnapshotMeta, StoredMembership, TypeConfig, Vote};
 
 /// What is asked, and in which cluster.
@@ -33,7 +34,12 @@ pub(super) enum Request {
         replicas: BTreeSet<u16>,
     },
     /// A leader's entries, or its heartbeat.
-    Append(AppendEntriesRequest<TypeConfig>),
+    Append {
+        /// These.
+        request: AppendEntriesRequest<TypeConfig>,
+        /// The leaderships that it knows of.
+        seen: Seen,
+    },
     /// Whether it would vote.
     PreVote(VoteRequest<TypeConfig>),
     /// To vote.
@@ -44,6 +50,8 @@ pub(super) enum Request {
         vote: Vote,
         /// What it covers.
         meta: SnapshotMeta,
+        /// The leaderships that the leader knows of.
+        seen: Seen,
         /// The state.
         state: Bytes,
     },
@@ -91,6 +99,8 @@ pub(super) struct Status {
     pub(super) empty: bool,
     /// The newest term that it knows.
     pub(super) term: u64,
+    /// The replica that it follows, and heard from a moment ago; itself, if it leads.
+    pub(super) follows: Option<u16>,
     /// Where clients reach it.
     pub(super) advertise: String,
     /// All replicas by its configuration, itself included.

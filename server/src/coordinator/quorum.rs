@@ -104,7 +104,9 @@ impl Coordinator {
             self.step_aside();
             self.quorum.aside = own;
         }
-        let lasts = without >= self.degraded_after || (broken(Rule::D1) && self.degraded.is_some());
+        // Where most follow another one, it must not be the second that numbers, whatever keeps it from following, too.
+        let alone = without >= self.degraded_after && !self.consensus.is_led_elsewhere();
+        let lasts = alone || (broken(Rule::D1) && self.degraded.is_some());
         match self.degraded {
             None if lasts && self.ready.is_none() && self.consensus.is_full() => {
                 self.begin_degraded(without);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use skyschedule_common::env::Instant;
 use skyschedule_common::epoch::Epoch;
+use skyschedule_common::fault::{Rule, broken};
 use skyschedule_common::ids::{ClientId, GroupName, Incarnation, Membership};
 use skyschedule_common::protocol::messages::{Millis, Numbering, Terms};
 use skyschedule_common::share::{MAX_TOTAL, Share};
@@ -207,7 +208,7 @@ impl Crew {
         }
         let quiet = self.changed.is_none() && !writing;
         let mut seats = self.seats.values();
-        let settled = quiet && seats.all(|seat| seat.epoch == Some(seat.knows));
+        let settled = broken(Rule::D3) || quiet && seats.all(|seat| seat.epoch == Some(seat.knows));
         Some(Answer {
             lease,
             settled: settled.then_some(told),
@@ -286,7 +287,8 @@ impl Crew {
         mut next_epoch: impl FnMut(Epoch) -> Epoch,
     ) -> bool {
         let before = self.seats.len();
-        self.seats.retain(|_, seat| seat.deadline > now);
+        self.seats
+            .retain(|_, seat| seat.deadline > now || broken(Rule::D4));
         if self.seats.len() < before {
             self.change(now);
         }

@@ -35,13 +35,16 @@ pub(super) async fn accept(peers: Weak<Inner>, mut waiting: mpsc::Receiver<Incom
             let shaking = handshake::accept(incoming, &peers.roster, &peers.probes);
             match env::timeout(HANDSHAKE_LIMIT, shaking).await {
                 Ok(Ok((replica, frames, _counted))) => {
+                    if let Some(from) = from {
+                        peers.note_address(replica, from.ip());
+                    }
                     let weak = Arc::downgrade(&peers);
                     drop(peers);
                     serve(frames, replica, weak).await;
                 }
                 Ok(Err(HandshakeError::Oneself)) => {}
                 Ok(Err(error @ HandshakeError::Twin(_))) => {
-                    tracing::error!(?from, %error, "turned away another process of this replica's id");
+                    tracing::error!(from = from.map(tracing::field::display), %error, "turned away another process of this replica's id");
                 }
                 Ok(Err(error)) => turned_away(&peers, from, says, &error.to_string()),
                 Err(_) => turned_away(&peers, from, says, "it proves nothing in time"),
@@ -54,7 +57,7 @@ fn turned_away(peers: &Inner, from: Option<SocketAddr>, says: u16, error: &str) 
     let from = from.map(|from| from.ip());
     if let Some(left_out) = from.and_then(|from| peers.strangers.tell(from, "replica")) {
         tracing::warn!(
-            ?from,
+            from = from.map(tracing::field::display),
             says,
             error,
             left_out,

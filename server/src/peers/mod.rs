@@ -18,6 +18,7 @@ mod link;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -34,7 +35,10 @@ use self::link::Link;
 use crate::strangers::Strangers;
 
 /// Version of what replicas say to each other.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
+
+/// Addresses that are kept of each of the others.
+const CAME_FROM: usize = 4;
 
 /// Connections of others that wait to be served.
 const WAITING: usize = 64;
@@ -94,6 +98,8 @@ struct Inner {
     incoming: mpsc::Sender<Incoming>,
     strangers: Strangers,
     probes: Probes,
+    /// Where those that proved themselves came from of late, the newest last.
+    came_from: RwLock<BTreeMap<u16, Vec<IpAddr>>>,
 }
 
 /// A connection of another replica, of which the first message was read.
@@ -124,6 +130,7 @@ impl Peers {
             incoming,
             strangers: Strangers::default(),
             probes: Probes::default(),
+            came_from: RwLock::default(),
         }));
         env::spawn(incoming::accept(Arc::downgrade(&peers.0), waiting));
         peers
@@ -150,6 +157,15 @@ impl Peers {
         };
         let looked = env::timeout(link::CONNECT_LIMIT, looking).await;
         looked.ok().flatten() == Some(true)
+    }
+
+    /// Whether a connection from this address may be of that replica: one of late, on which it proved itself, was.
+    pub(crate) fn is_at(&self, replica: u16, address: IpAddr) -> bool {
+        let came_from = self.0.came_from.read();
+        let came_from = came_from.unwrap_or_else(PoisonError::into_inner);
+        came_from
+            .get(&replica)
+            .is_some_and(|addresses| addresses.contains(&address))
     }
 
     /// The other replicas.
@@ -211,6 +227,17 @@ impl Peers {
 }
 
 impl Inner {
+    /// A replica has proven itself on a connection from this address.
+    fn note_address(&self, replica: u16, address: IpAddr) {
+        let came_from = self.came_from.write();
+        let mut came_from = came_from.unwrap_or_else(PoisonError::into_inner);
+        let addresses = came_from.entry(replica).or_default();
+        addresses.retain(|known| *known != address);
+        addresses.push(address);
+        let surplus = addresses.len().saturating_sub(CAME_FROM);
+        addresses.drain(..surplus);
+    }
+
     /// Whether this is a replica of the cluster, as far as this one knows.
     fn knows(&self, id: u16) -> bool {
         let links = self.links.read().unwrap_or_else(PoisonError::into_inner);

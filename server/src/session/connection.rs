@@ -50,6 +50,7 @@ pub(super) async fn serve(
         &shared.users,
         &shared.throttle,
         &mut place,
+        shared.peers.as_ref(),
     ));
     let shaken = env::timeout(shared.login_deadline, shaking).await;
     let (login, features, relayed) = match shaken {

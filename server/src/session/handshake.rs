@@ -18,6 +18,7 @@ use skyschedule_common::protocol::{MAGIC, MAX_WEIGHT, MIN_VERSION, VERSION, feat
 use super::places::Place;
 use super::throttle::Throttle;
 use super::{Frames, Users};
+use crate::peers::Peers;
 
 /// Counters above this come from no honest client: half of all that there are.
 const MAX_COUNTER: u64 = 1 << 63;
@@ -76,10 +77,20 @@ pub(super) async fn shake(
     users: &Users,
     throttle: &Throttle,
     place: &mut Place,
+    peers: Option<&Peers>,
 ) -> Result<Caller, Failure> {
     let mut first = next(frames).await?;
     let relayed = matches!(first, ClientMessage::Relayed { .. });
-    if relayed {
+    if let ClientMessage::Relayed { by } = first {
+        // It counts apart from others of its address, so that not everybody may say so.
+        if !peers.is_some_and(|peers| peers.is_at(by, peer.ip())) {
+            let text = format!(
+                "replica {by} is said to carry this connection, and has not proven itself from this address to the leader: look whether \
+                 its connection to the leader works, and that both take the same way"
+            );
+            let later = Some(Duration::from_secs(1));
+            return Err(refused(Code::NO_RELAY, &text, later, "relay"));
+        }
         if !place.is_relayed() {
             let text = "the server between has as many connections to this one as it may; try another, or later";
             let later = Some(Duration::from_secs(1));
