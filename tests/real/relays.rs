@@ -131,6 +131,14 @@ async fn who_asks_for_a_relay_that_cannot_be_gets_a_clear_answer_and_costs_nobod
         assert_eq!(refused(&said), Some(Code::PROTOCOL), "{said:?}");
     }
 
+    // The announcement of who is no server of this cluster, or is one elsewhere.
+    for by in [leader, 9].map(|by| u16::try_from(by + 1).unwrap()) {
+        let mut peer = Peer::connect(at_leader).await;
+        peer.send(ClientMessage::Relayed { by }).await;
+        let said = peer.ended_within(SLACK).await;
+        assert_eq!(refused(&said), Some(Code::NO_RELAY), "{by}: {said:?}");
+    }
+
     // Who has not proven anything, at either end.
     let mut peer = Peer::connect(at_follower).await;
     peer.send(ClientMessage::Hello(hello())).await;
