@@ -73,6 +73,20 @@ impl Scene {
         self.mesh.cluster.servers[server].signal(signal);
     }
 
+    /// From here on, of the change that makes the new server a voter only the leader and the first follower hear: it waits on
+    /// its way to the new one, and the second follower stands still.
+    fn hold_back_from_two(&self) {
+        self.signal(self.followers[1], Signal::STOP);
+        self.way.stall_at(&joint(&[0, 1, 2], &[0, 1, 2, 3]));
+    }
+
+    /// Until both have heard of it.
+    async fn one_follower_knows(&self) {
+        self.way.stalled().await;
+        let [first, _] = self.followers;
+        self.mesh.cluster.votes(first, self.new).await;
+    }
+
     /// What a server asks another one goes through again.
     fn flows(&self) {
         let (leader, followers) = (self.leader, self.followers);
@@ -149,14 +163,12 @@ async fn the_leader_dies_before_another_voter_knows_of_the_change() {
 /// leader ends it, and the command finds nothing to do.
 async fn the_next_leader_ends_the_change() {
     let scene = Scene::new().await;
-    let (leader, [first, second]) = (scene.leader, scene.followers);
+    let (leader, [_, second]) = (scene.leader, scene.followers);
     let cluster = &scene.mesh.cluster;
-    scene.signal(second, Signal::STOP);
-    scene.way.stall_at(&joint(&[0, 1, 2], &[0, 1, 2, 3]));
+    scene.hold_back_from_two();
     let add = scene.add();
     let dies = async {
-        scene.way.stalled().await;
-        cluster.votes(first, scene.new).await;
+        scene.one_follower_knows().await;
         scene.signal(leader, Signal::KILL);
     };
     let ((done, text), ()) = tokio::join!(cluster.command(leader, &add), dies);
@@ -174,14 +186,12 @@ async fn the_next_leader_ends_the_change() {
 /// The new server dies when it has caught up, and all but it know that it shall vote: it does when it is back.
 async fn the_new_server_dies_when_it_shall_vote() {
     let scene = Scene::new().await;
-    let (leader, [first, second]) = (scene.leader, scene.followers);
+    let (leader, [_, second]) = (scene.leader, scene.followers);
     let cluster = &scene.mesh.cluster;
-    scene.signal(second, Signal::STOP);
-    scene.way.stall_at(&joint(&[0, 1, 2], &[0, 1, 2, 3]));
+    scene.hold_back_from_two();
     let add = scene.add();
     let dies = async {
-        scene.way.stalled().await;
-        cluster.votes(first, scene.new).await;
+        scene.one_follower_knows().await;
         scene.signal(scene.new, Signal::KILL);
         scene.signal(second, Signal::CONT);
     };

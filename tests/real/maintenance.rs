@@ -73,6 +73,35 @@ async fn a_forced_removal_is_decided_when_enough_servers_are_back() {
     settled(&all(&members)).await;
 }
 
+/// The leader dies, and is given up with one command, although nobody leads when it is called. Of the two that are left one
+/// dies, too, and a command says what that means.
+#[tokio::test]
+async fn a_dead_leader_is_given_up_with_one_command_and_without_a_majority_it_says_so() {
+    let mut cluster = Cluster::start().await;
+    let leader = cluster.leader().await;
+    let [first, second] = [(leader + 1) % 3, (leader + 2) % 3];
+    for at in [first, second] {
+        cluster.voters(at, 3).await;
+    }
+    cluster.servers[leader].kill().await;
+    let remove = |at: usize| format!("remove {}", at + 1);
+    let (done, text) = cluster.command(first, &remove(leader)).await;
+    assert!(done, "{text}");
+
+    cluster.lead(second).await;
+    cluster.servers[second].kill().await;
+    cluster.is_away(first, second).await;
+    let (done, text) = cluster.command(first, &remove(second)).await;
+    let address = cluster.servers[second].address();
+    for part in [
+        &format!("no majority: replica {} reaches 1 of 2 voters", first + 1),
+        &format!("Away: {} ({address})", second + 1),
+        "Start those again",
+    ] {
+        assert!(!done && text.contains(part), "{part} in {text}");
+    }
+}
+
 /// The lists of peers may be those of a cluster that has shrunk; but two servers form none.
 #[tokio::test]
 async fn a_cluster_that_has_shrunk_is_restarted_with_the_list_of_those_that_are_left() {

@@ -210,26 +210,56 @@ async fn a_weight_that_does_not_fit_is_declined_in_words() {
     drop(heavy);
 }
 
+/// The example consumer of the group `orders`, on a table of its own in this folder.
+fn consumer(folder: &TempDir, servers: &str) -> Command {
+    let binaries = std::env::var_os("SKY_BIN_DIR").expect("run the tests by tests/run");
+    let mut command = Command::new(std::path::Path::new(&binaries).join("sql-consumer"));
+    let table = folder.path().join("tasks.db");
+    command
+        .args(["--servers", servers])
+        .args(["--group", "orders", "--user", USER, "--create"])
+        .args(["--database-url", &format!("sqlite://{}", table.display())])
+        .env("SKY_PASSWORD", PASSWORD)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn a_consumer_of_a_group_that_promises_something_else_ends_at_once_and_says_so() {
+    let cluster = Cluster::start().await;
+    let admin = cluster.servers[cluster.leader().await].admin();
+    let settings = json!({ "lease_ms": 2_000, "drain_timeout_ms": 1_000 });
+    admin.configure("orders", &settings).await;
+    // Then it is decided what the group promises.
+    cluster.member("orders", "first").start().has_rows().await;
+    let addresses = cluster.servers.iter().map(|it| it.address().to_string());
+    let servers = addresses.collect::<Vec<_>>().join(",");
+    let folder = TempDir::new().unwrap();
+    let ended = consumer(&folder, &servers)
+        .args(["--consistency", "exclusive"])
+        .output();
+    // A client that may yet be served tries for 30 s.
+    let ended = env::timeout(Duration::from_secs(20), ended).await;
+    let output = ended.expect("it ends").unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(
+        last.contains("is available, and the client relies on exclusive"),
+        "{text}"
+    );
+}
+
 #[tokio::test]
 async fn a_pipe_that_nobody_reads_stops_no_consumer() {
     let server = Server::start().await;
     let folder = TempDir::new().unwrap();
-    let binaries = std::env::var_os("SKY_BIN_DIR").expect("run the tests by tests/run");
-    let mut consumer = Command::new(std::path::Path::new(&binaries).join("sql-consumer"))
-        .args(["--servers", &server.address().to_string()])
-        .args(["--group", "orders", "--user", USER])
-        .env("SKY_PASSWORD", PASSWORD)
-        .arg("--database-url")
-        .arg(format!(
-            "sqlite://{}",
-            folder.path().join("tasks.db").display()
-        ))
-        .args(["--create", "--seed", "1000", "--until-empty"])
+    let mut consumer = consumer(&folder, &server.address().to_string())
+        .args(["--seed", "1000", "--until-empty"])
         .env("RUST_LOG", "trace")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
         .spawn()
         .unwrap();
     // Held open, and not read.

@@ -71,11 +71,19 @@ impl Admin {
             .collect()
     }
 
-    /// Gives a group these settings, which must be possible.
+    /// Gives a group these settings, which must be possible; asks again while another server is about to lead.
     pub async fn configure(&self, group: &str, settings: &Value) {
         let path = format!("/api/v1/groups/{group}");
-        let (status, body) = self.answer("PUT", &path, Some(settings.to_string())).await;
-        assert_eq!(status, 200, "settings {settings} are refused: {body}");
+        let deadline = env::now() + PATIENCE;
+        loop {
+            let (status, body) = self.answer("PUT", &path, Some(settings.to_string())).await;
+            if status == 200 {
+                return;
+            }
+            let later = status == 503 && env::now() < deadline;
+            assert!(later, "settings {settings} are refused: {status} {body}");
+            env::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Asks that a group have these settings; whether it has.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skyschedule_client::sql::{
-    self, AnyRow, AnyTx, Builder, Database, Handler, Metrics, Stopper, Table, Task,
+    self, AnyConsumer, AnyRow, AnyTx, Builder, Database, Handler, Metrics, Stopper, Table, Task,
     TransactionHandler,
 };
 use skyschedule_client::{Client, Consistency, GroupName, Share};
@@ -172,16 +172,9 @@ pub(crate) async fn in_transactions<H: TransactionHandler<NoColumns, AnyTx>>(
     set_up: impl FnOnce(Builder) -> Builder,
     handler: H,
 ) -> Member {
-    let consumer = set_up(sql::consumer(&client, table))
-        .on_any(database.clone())
-        .await
-        .unwrap();
-    Member {
-        metrics: consumer.metrics(),
-        stopper: consumer.stopper(),
-        client,
-        running: env::spawn(async move { consumer.run_in_transaction(handler).await.unwrap() }),
-    }
+    let work =
+        |consumer: AnyConsumer| async move { consumer.run_in_transaction(handler).await.unwrap() };
+    member(client, database, table, set_up, work).await
 }
 
 async fn run<R: AnyRow, H: Handler<R>>(
@@ -191,6 +184,20 @@ async fn run<R: AnyRow, H: Handler<R>>(
     set_up: impl FnOnce(Builder) -> Builder,
     handler: H,
 ) -> Member {
+    let work = |consumer: AnyConsumer| consumer.run(handler);
+    member(client, database, table, set_up, work).await
+}
+
+async fn member<W>(
+    client: Client,
+    database: &Database,
+    table: Table,
+    set_up: impl FnOnce(Builder) -> Builder,
+    work: impl FnOnce(AnyConsumer) -> W,
+) -> Member
+where
+    W: Future<Output = Metrics> + Send + 'static,
+{
     let consumer = set_up(sql::consumer(&client, table))
         .on_any(database.clone())
         .await
@@ -199,7 +206,7 @@ async fn run<R: AnyRow, H: Handler<R>>(
         metrics: consumer.metrics(),
         stopper: consumer.stopper(),
         client,
-        running: env::spawn(consumer.run(handler)),
+        running: env::spawn(work(consumer)),
     }
 }
 
