@@ -145,7 +145,7 @@ impl Coordinator {
             } => self.parted(group, member, &client, how, vacant, now),
             Event::Overtaken { member, held } => {
                 let client_id = self.client_of(group, member);
-                tracing::warn!(%group, client = client_id, ?held, "a member did not release in time and was overtaken: its unfinished rows may run twice; look for handlers that take longer than drain_timeout_ms");
+                tracing::warn!(%group, client = client_id, held = %held.numbers(), "a member did not release in time and was overtaken: its unfinished rows may run twice; look for handlers that take longer than drain_timeout_ms");
                 self.metrics.overtaken(group);
                 self.handle.publish(ServerEvent::Overtaken {
                     group: group.to_string(),
@@ -176,7 +176,7 @@ impl Coordinator {
             }
             Event::HandoverEnded => self.handover_ended(group, now),
             Event::Configured(settings) => {
-                tracing::info!(%group, ?settings, "configured");
+                tracing::info!(%group, %settings, "configured");
                 self.handle.publish(ServerEvent::Configured {
                     group: group.to_string(),
                 });
@@ -315,7 +315,7 @@ impl Coordinator {
             }
         }
         let (group_text, client_id) = (group.to_string(), client.to_string());
-        tracing::info!(%group, %client, member = number, ?how, vacant, "parted");
+        tracing::info!(%group, %client, member = number, %how, vacant, "parted");
         self.handle.publish(match how {
             Parting::Dead => ServerEvent::Expired {
                 group: group_text,
