@@ -1,51 +1,51 @@
 //! The row guards that are out.
 
-use std::collections::BTreeMap;
-
 use skyschedule_common::share::{Numbers, RowKey, Share};
 
-/// Names a guard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GuardId(u64);
+/// Names a guard while it is out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GuardId(usize);
 
 /// Row guards that are out, and how many of them are outside the present share.
 #[derive(Debug, Default)]
 pub(super) struct Guards {
-    out: BTreeMap<GuardId, RowKey>,
+    /// The place of each; what has come back leaves its place to another.
+    places: Vec<Option<RowKey>>,
+    free: Vec<usize>,
     outside: usize,
-    last: u64,
 }
 
 impl Guards {
     pub(super) fn insert(&mut self, key: RowKey, inside: bool) -> GuardId {
-        self.last += 1;
-        self.out.insert(GuardId(self.last), key);
         self.outside += usize::from(!inside);
-        GuardId(self.last)
+        let place = self.free.pop().unwrap_or(self.places.len());
+        match self.places.get_mut(place) {
+            Some(free) => *free = Some(key),
+            None => self.places.push(Some(key)),
+        }
+        GuardId(place)
     }
 
     /// Whether the guard that came back was outside of `share`, the present one.
     pub(super) fn remove(&mut self, guard: GuardId, share: &Share) -> bool {
-        let outside = self
-            .out
-            .remove(&guard)
-            .is_some_and(|key| !share.contains(key));
+        let place = self.places.get_mut(guard.0);
+        let Some(key) = place.and_then(Option::take) else {
+            return false;
+        };
+        self.free.push(guard.0);
+        let outside = !share.contains(key);
         self.outside = self.outside.saturating_sub(usize::from(outside));
         outside
     }
 
     /// The present share has changed.
     pub(super) fn recount(&mut self, share: &Share) {
-        self.outside = self
-            .out
-            .values()
-            .filter(|key| !share.contains(**key))
-            .count();
+        self.outside = self.keys().filter(|key| !share.contains(*key)).count();
     }
 
     /// Slots of the guards that are outside of `share`, which is of a slots group.
     pub(super) fn numbers_outside(&self, share: &Share) -> Numbers {
-        let outside = self.out.values().filter(|key| !share.contains(**key));
+        let outside = self.keys().filter(|key| !share.contains(*key));
         outside.map(|key| key.modulo(share.total())).collect()
     }
 
@@ -54,18 +54,18 @@ impl Guards {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.out.len()
+        self.places.len() - self.free.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.out.is_empty()
+        self.len() == 0
     }
 
     pub(super) fn has(&self, key: RowKey) -> bool {
-        self.out.values().any(|out| *out == key)
+        self.keys().any(|out| out == key)
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = RowKey> + '_ {
-        self.out.values().copied()
+        self.places.iter().copied().flatten()
     }
 }

@@ -272,7 +272,9 @@ macro_rules! driver {
                         KeyType::Unsigned => unsigned_key(row, at)?,
                         KeyType::Text => Key::Text(row.try_get(at)?),
                     },
-                    attempts: row.try_get(place(row, ATTEMPTS_AT))?,
+                    attempts: row
+                        .try_get::<Option<i64>, _>(place(row, ATTEMPTS_AT))?
+                        .unwrap_or(0),
                 })
             }
 

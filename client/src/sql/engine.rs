@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use super::consumer::Settings;
 use super::driver::Driver;
 use super::fetch::{Page, Place, Plan, fetch};
-use super::group::{Ended, Groups, Report, Running};
+use super::group::{Begun, Groups, Report, Running};
 use super::key::Key;
 use super::mark::{Finished, Marked};
 use super::metrics::Metrics;
@@ -28,7 +28,7 @@ use super::session::{Session, Sessions};
 use super::statements::{Mark, Statements};
 use super::task::{Failure, Handler, Outcome, Task};
 use crate::client::Client;
-use crate::work::{Row, Work};
+use crate::work::Work;
 
 /// How long a row is left alone whose mark the database refuses.
 const SET_ASIDE: Duration = Duration::from_secs(60);
@@ -76,8 +76,8 @@ pub(super) struct Engine<D: Driver, R, H> {
 
     /// Rows that wait for their turn.
     queue: VecDeque<Queued<R>>,
-    /// Handlers that run.
-    running: HashMap<Key, Begun>,
+    /// How many handlers run.
+    running: usize,
     groups: Groups<H>,
     /// The tasks that handlers run in: of groups, and of single ones.
     together: HashMap<u64, Running>,
@@ -103,12 +103,6 @@ struct Queued<R> {
     key: Key,
     attempts: i64,
     row: Result<R, String>,
-}
-
-/// A row whose handler runs.
-struct Begun {
-    guard: Arc<Row>,
-    attempts: i64,
 }
 
 struct Fetched<D: Driver> {
@@ -161,7 +155,7 @@ where
             work: None,
             recalled: None,
             queue: VecDeque::new(),
-            running: HashMap::new(),
+            running: 0,
             together: HashMap::new(),
             apart: HashMap::new(),
             reports,
@@ -225,7 +219,7 @@ where
     fn begin_tasks(&mut self, now: Instant) {
         let room = self.settings.concurrency.min(self.settings.batch);
         let mut tasks = Vec::new();
-        while self.running.len() < room
+        while self.running < room
             && self.unmarked() < self.settings.batch
             // What it would execute now it could not mark either.
             && !self.trouble.lasts(now)
@@ -259,20 +253,21 @@ where
             Ok(row) => row,
             Err(error) => {
                 let failure = Failure::Unreadable(error);
-                self.settle(key, guard, attempts, Outcome::Failed(failure), now);
+                let begun = Begun {
+                    key,
+                    attempts,
+                    guard,
+                };
+                self.settle(begun, Outcome::Failed(failure), now);
                 return None;
             }
         };
-        let begun = Begun {
-            guard: Arc::clone(&guard),
-            attempts,
-        };
-        self.running.insert(key.clone(), begun);
+        self.running += 1;
         self.counts.started += 1;
         Some(Task {
             row,
             key,
-            attempt: u32::try_from(attempts.saturating_add(1)).unwrap_or(1),
+            attempts,
             guard,
         })
     }
@@ -285,11 +280,9 @@ where
     fn take_report(&mut self, report: Report) {
         let ended = match report {
             Report::Ended(ended) => ended,
-            Report::Apart(key, running) => {
-                // Its end may have been told before.
-                if self.running.contains_key(&key) {
-                    self.apart.insert(key, running);
-                }
+            Report::Waits(row, rest) => {
+                let key = row.key.clone();
+                self.apart.insert(key, self.groups.go_on(row, rest));
                 return;
             }
             Report::Over { group, ended, pace } => {
@@ -302,16 +295,22 @@ where
             }
         };
         let now = env::now();
-        for Ended { key, outcome } in ended {
-            self.apart.remove(&key);
-            if let Some(Begun { guard, attempts }) = self.running.remove(&key) {
-                self.settle(key, guard, attempts, outcome, now);
+        for (row, outcome) in ended {
+            self.running -= 1;
+            if !self.apart.is_empty() {
+                self.apart.remove(&row.key);
             }
+            self.settle(row, outcome, now);
         }
     }
 
     /// Decides what becomes of a task that was executed.
-    fn settle(&mut self, key: Key, guard: Arc<Row>, attempts: i64, outcome: Outcome, now: Instant) {
+    fn settle(&mut self, begun: Begun, outcome: Outcome, now: Instant) {
+        let Begun {
+            key,
+            attempts,
+            guard,
+        } = begun;
         let failure = match outcome {
             Outcome::Done => None,
             // The next owner may be at it: this failure is not to take one of its attempts.
@@ -370,7 +369,7 @@ where
         }
         let (page, limit) = (self.page, self.settings.database_timeout);
         let mut known = HashSet::new();
-        if place.goes_by_slots() {
+        if place.wants_known(now) {
             known.clone_from(&self.in_flight);
             known.extend(self.set_aside.keys().cloned());
         }
@@ -511,7 +510,7 @@ where
         let Some(since) = self.stopping else {
             return false;
         };
-        if !self.running.is_empty() {
+        if self.running > 0 {
             // The time for the last marks begins with the last handler's end.
             self.stopping = Some(now);
             return false;
@@ -553,7 +552,7 @@ where
     }
 
     fn show(&mut self) {
-        (self.counts.running, self.counts.waiting) = (self.running.len(), self.queue.len());
+        (self.counts.running, self.counts.waiting) = (self.running, self.queue.len());
         self.metrics.send_if_modified(|metrics| {
             let changed = *metrics != self.counts;
             if changed {

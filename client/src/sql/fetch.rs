@@ -78,9 +78,12 @@ impl Place {
         }
     }
 
-    /// Whether it matters to the next plan which rows are known.
-    pub(super) fn goes_by_slots(&self) -> bool {
-        matches!(self.way, Way::Slots(_))
+    /// Whether it matters to the next plan which rows are known: none is behind a cursor.
+    pub(super) fn wants_known(&self, now: Instant) -> bool {
+        match &self.way {
+            Way::Keyset { .. } => false,
+            Way::Slots(rotation) => !rotation.goes_on(now),
+        }
     }
 
     /// Back to the oldest row.

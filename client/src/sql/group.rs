@@ -1,6 +1,7 @@
 //! Starting handlers: one in a task of the runtime, or several, one after the other, while they end at once.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::key::Key;
 use super::task::{Failure, Handler, Outcome, Task, execute};
+use crate::work::Row;
 
 /// About so long a group of handlers may take until its last one has ended or waits.
 const GROUP: Duration = Duration::from_micros(50);
@@ -20,18 +22,36 @@ const LARGEST: usize = 128;
 /// After so long what has ended is not kept back for the rest of its group.
 const LATE: Duration = Duration::from_millis(1);
 
-/// A handler's end.
-pub(super) struct Ended {
+/// A row whose handler was begun.
+pub(super) struct Begun {
     pub(super) key: Key,
-    pub(super) outcome: Outcome,
+    /// Failed attempts before.
+    pub(super) attempts: i64,
+    pub(super) guard: Arc<Row>,
 }
+
+impl Begun {
+    fn of<R>(task: &Task<R>) -> Self {
+        Self {
+            key: task.key.clone(),
+            attempts: task.attempts,
+            guard: Arc::clone(&task.guard),
+        }
+    }
+}
+
+/// A handler's end.
+pub(super) type Ended = (Begun, Outcome);
+
+/// What is left of a handler that waits for something.
+pub(super) type Rest = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// What groups tell.
 pub(super) enum Report {
     /// These have ended.
     Ended(Vec<Ended>),
-    /// This one waits for something; it has a task of its own now.
-    Apart(Key, Running),
+    /// This one waits for something: it is to have a task of its own.
+    Waits(Begun, Rest),
     /// The group with this number is over, and these have ended too.
     Over {
         group: u64,
@@ -117,7 +137,7 @@ impl<H> Groups<H> {
             let mut ended = Vec::with_capacity(tasks.len());
             let mut at_once = true;
             for task in tasks {
-                let key = task.key.clone();
+                let row = Begun::of(&task);
                 let mut execution = Box::pin(one(Arc::clone(&handler), task, limit));
                 let first = poll_fn(|context| Poll::Ready(execution.as_mut().poll(context)));
                 let outcome = match first.await {
@@ -128,17 +148,11 @@ impl<H> Groups<H> {
                     }
                     Poll::Pending => {
                         at_once = false;
-                        let (own, reports_of_own) = (key.clone(), reports.clone());
-                        let apart = Running(env::spawn(async move {
-                            let outcome = execution.await;
-                            let ended = vec![Ended { key: own, outcome }];
-                            let _ = reports_of_own.send(Report::Ended(ended)).await;
-                        }));
-                        let _ = reports.send(Report::Apart(key, apart)).await;
+                        let _ = reports.send(Report::Waits(row, execution)).await;
                         continue;
                     }
                 };
-                ended.push(Ended { key, outcome });
+                ended.push((row, outcome));
                 if handlers > 1 && begun.elapsed() >= LATE {
                     let ended = std::mem::take(&mut ended);
                     let _ = reports.send(Report::Ended(ended)).await;
@@ -154,13 +168,31 @@ impl<H> Groups<H> {
         });
         (group, Running(running))
     }
+
+    /// Goes on with one that waits.
+    pub(super) fn go_on(&self, row: Begun, rest: Rest) -> Running {
+        let reports = self.reports.clone();
+        Running(env::spawn(async move {
+            let outcome = rest.await;
+            let _ = reports.send(Report::Ended(vec![(row, outcome)])).await;
+        }))
+    }
 }
 
-async fn one<R, H: Handler<R>>(handler: Arc<H>, task: Task<R>, limit: Option<Duration>) -> Outcome {
+/// Not an `async fn`, which would keep one more copy of the task.
+fn one<R, H>(
+    handler: Arc<H>,
+    task: Task<R>,
+    limit: Option<Duration>,
+) -> impl Future<Output = Outcome> + Send
+where
+    R: Send + 'static,
+    H: Handler<R>,
+{
     let guard = Arc::clone(&task.guard);
     // The call itself is inside: what it does before its first wait may panic too.
-    let work = async { handler.handle(task).await.map_err(Failure::Error) };
-    execute(&guard, limit, work).await
+    let work = async move { handler.handle(task).await.map_err(Failure::Error) };
+    async move { execute(&guard, limit, work).await }
 }
 
 #[cfg(all(test, not(sim)))]

@@ -90,18 +90,29 @@ impl Rotation {
         self.dry = 0;
     }
 
+    /// Whether the slots to read are read on behind a cursor.
+    pub(super) fn goes_on(&self, now: Instant) -> bool {
+        let next = self.next_of(now);
+        self.dry < self.slots.len() && self.slots[next].state.cursor(now).is_some()
+    }
+
+    /// The next slot that may be read; while none may be, the next one all the same, rather than none.
+    fn next_of(&self, now: Instant) -> usize {
+        let count = self.slots.len();
+        let mut around = (self.next..count).chain(0..self.next);
+        let next = around.find(|at| !self.slots[*at].state.waits(now));
+        next.unwrap_or(self.next)
+    }
+
     /// The slots to read: each behind a cursor, of which there may be as many as `behind`, or each from its oldest row.
     pub(super) fn take(&mut self, behind: usize, now: Instant) -> (Vec<u32>, Vec<Cursor>) {
         if self.dry >= self.slots.len() {
             self.rewind();
         }
-        let count = self.slots.len();
-        let around = |from: usize| (0..count).map(move |step| (from + step) % count.max(1));
-        // While none may be read yet, the next one is, rather than none.
-        let from = around(self.next).find(|at| !self.slots[*at].state.waits(now));
-        self.next = from.unwrap_or(self.next);
+        self.next = self.next_of(now);
         let (mut slots, mut cursors) = (Vec::new(), Vec::new());
-        for slot in around(self.next).map(|at| &self.slots[at]) {
+        let (before, from) = self.slots.split_at(self.next);
+        for slot in from.iter().chain(before) {
             let cursor = slot.state.cursor(now);
             let is_first = slots.is_empty();
             let fits = match cursor {

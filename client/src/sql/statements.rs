@@ -387,8 +387,8 @@ impl Statements {
             Dialect::Sqlite => "INTEGER",
         };
         let attempts = match &self.table.retries {
-            Some(retries) => format!("COALESCE({}, 0)", self.column("t", &retries.attempts)),
-            None => "0".to_owned(),
+            Some(retries) => self.column("t", &retries.attempts),
+            None => "NULL".to_owned(),
         };
         let due = self.column("t", &self.table.due);
         let clock = &self.schema.clock;

@@ -11,7 +11,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use skyschedule_common::env;
+use futures_util::future::BoxFuture;
+use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
 
 use super::key::Key;
@@ -25,7 +26,8 @@ use crate::work::Row;
 pub struct Task<R> {
     pub(super) row: R,
     pub(super) key: Key,
-    pub(super) attempt: u32,
+    /// Failed attempts so far.
+    pub(super) attempts: i64,
     pub(super) guard: Arc<Row>,
 }
 
@@ -37,7 +39,7 @@ impl<R> Task<R> {
 
     /// Which attempt this is, from 1; always 1 for a table without such a column.
     pub fn attempt(&self) -> u32 {
-        self.attempt
+        u32::try_from(self.attempts.saturating_add(1)).unwrap_or(1)
     }
 
     /// The fencing token: see [`Row::epoch`].
@@ -131,34 +133,44 @@ pub(super) async fn execute(
     limit: Option<Duration>,
     work: impl Future<Output = Result<(), Failure>>,
 ) -> Outcome {
-    let mut revoked = pin!(guard.revoked());
-    let work = AssertUnwindSafe(work).catch_unwind();
-    let limited = async {
-        match limit {
-            Some(limit) => env::timeout(limit, work)
-                .await
-                .map_err(|_| Failure::Timeout(limit)),
-            None => Ok(work.await),
-        }
-    };
-    let mut limited = pin!(limited);
+    let until = limit.map(|limit| (limit, env::now() + limit));
+    let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
+    // Made for those handlers that wait.
+    let mut broken_off: Option<BoxFuture<'static, Outcome>> = None;
     // Whether the row is revoked is asked before each step of the handler, by the clock: a process that stood
     // still must not go on with a row that is another's by now.
-    let ended = poll_fn(|context| {
+    poll_fn(|context| {
         if guard.is_revoked() {
-            return Poll::Ready(None);
+            return Poll::Ready(Outcome::Interrupted);
         }
-        match limited.as_mut().poll(context) {
-            Poll::Ready(ended) => Poll::Ready(Some(ended)),
-            Poll::Pending => revoked.as_mut().poll(context).map(|()| None),
+        match work.as_mut().poll(context) {
+            Poll::Ready(Ok(Ok(()))) => Poll::Ready(Outcome::Done),
+            Poll::Ready(Ok(Err(failure))) => Poll::Ready(Outcome::Failed(failure)),
+            Poll::Ready(Err(panic)) => {
+                let text = text_of(panic.as_ref());
+                Poll::Ready(Outcome::Failed(Failure::Panic(text)))
+            }
+            Poll::Pending => broken_off
+                .get_or_insert_with(|| Box::pin(revoked_or_late(guard.revoked(), until)))
+                .as_mut()
+                .poll(context),
         }
-    });
-    match ended.await {
-        None => Outcome::Interrupted,
-        Some(Ok(Ok(Ok(())))) => Outcome::Done,
-        Some(Ok(Ok(Err(failure)))) => Outcome::Failed(failure),
-        Some(Ok(Err(panic))) => Outcome::Failed(Failure::Panic(text_of(panic.as_ref()))),
-        Some(Err(timeout)) => Outcome::Failed(timeout),
+    })
+    .await
+}
+
+async fn revoked_or_late(
+    revoked: impl Future<Output = ()>,
+    until: Option<(Duration, Instant)>,
+) -> Outcome {
+    let Some((limit, until)) = until else {
+        revoked.await;
+        return Outcome::Interrupted;
+    };
+    tokio::select! {
+        biased;
+        () = env::sleep_until(until) => Outcome::Failed(Failure::Timeout(limit)),
+        () = revoked => Outcome::Interrupted,
     }
 }
 

@@ -41,7 +41,7 @@ where
                 return;
             }
             // Nothing that runs could be added.
-            let complete = self.running.is_empty() || self.finished.len() >= most;
+            let complete = self.running == 0 || self.finished.len() >= most;
             let old = self.mark_at().is_some_and(|at| now >= at);
             // Another client may be waiting for these rows.
             let moving = self

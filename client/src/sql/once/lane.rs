@@ -313,7 +313,7 @@ where
         let task = Task {
             row,
             key: one.key.clone(),
-            attempt: u32::try_from(one.attempts.saturating_add(1)).unwrap_or(1),
+            attempts: one.attempts,
             guard: Arc::clone(guard),
         };
         self.metrics.send_modify(|metrics| metrics.started += 1);
