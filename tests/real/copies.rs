@@ -16,9 +16,17 @@ use rustix::process::Signal;
 use serde_json::json;
 use skyschedule_common::env;
 use skyschedule_tests::cluster::Cluster;
+use skyschedule_tests::mesh::Mesh;
+use skyschedule_tests::proxy::{Direction, Flow};
 
 /// How long servers may take to notice.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Without a quorum for so many seconds, a server numbers by itself.
+const DEGRADED_AFTER: f64 = 5.0;
+
+/// The metric of this time.
+const WITHOUT_QUORUM: &str = "skyschedule_without_quorum_seconds";
 
 /// What a server says that notices.
 const SPLIT: &str = "have decided different things";
@@ -158,4 +166,33 @@ async fn copies_of_different_moments_that_run_together_are_noticed() {
         run_together(Terms::Same),
         run_together(Terms::Later),
     );
+}
+
+/// A server that no other one asks anything, but that asks them, sees that they have a leader.
+#[tokio::test]
+async fn a_server_that_sees_most_others_follow_one_of_them_numbers_nobody_by_itself() {
+    let mesh = Mesh::start().await;
+    let cluster = &mesh.cluster;
+    let leader = cluster.leader().await;
+    let apart = (leader + 1) % 3;
+    for other in [leader, (leader + 2) % 3] {
+        let way = mesh.network.way(other, apart);
+        way.set(Direction::ToServer, Flow::Stall);
+    }
+    let admin = cluster.servers[apart].admin();
+    let without = async |long: f64| {
+        let deadline = env::now() + PATIENCE;
+        while admin.metric(WITHOUT_QUORUM).await < long {
+            assert!(env::now() < deadline, "{}", cluster.servers[apart].log());
+            env::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    without(DEGRADED_AFTER + 1.5).await;
+    let view = cluster.view(apart).await;
+    assert_eq!(view["degraded"], false, "{view}");
+    // It is for this that it did not.
+    mesh.network.reaches(apart, false);
+    cluster.servers[apart]
+        .until_logged("this replica numbers by itself")
+        .await;
 }
