@@ -245,6 +245,7 @@ mod tests {
             assert_eq!(rotation.take(1, now).0, [slot]);
             assert!(rotation.advance(&plan(&[slot], 10), &mut page(&[(slot, 10)]), now));
         }
+        assert!(rotation.goes_on(now) && !rotation.goes_on(now + REWIND));
         let (slots, after) = rotation.take(1, now);
         assert!(slots == [0] && after == [cursor().unwrap()]);
         let (_, after) = rotation.take(1, now + REWIND);
