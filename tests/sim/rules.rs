@@ -1,6 +1,6 @@
 //! Each load-bearing rule is left out in turn, and the simulation must find that; with the rule, the same seeds pass.
 //!
-//! Covered: L1, L2, L3, L4, L5, L6, L7, L8, L10, L11, L15, L17, F1, F3, C2, C3, C4, C8, D1, D2, and that every told has an
+//! Covered: L1, L2, L3, L4, L5, L6, L7, L8, L10, L11, L15, L17, F1, F3, C2, C3, C4, C8, D1, D2, D3, D4, and that every told has an
 //! epoch of its own. With one server, C3 shows only where it comes back with an older copy of its disk: it tells nothing out of
 //! order on one connection. See `docs/simulation.md` of the server for how many seeds find each.
 //!
@@ -162,7 +162,7 @@ fn l15_later_epochs_are_told_again() {
         (Event::Start, 12),
         (Event::Weight, 8),
         (Event::Backup, 8),
-        (Event::Restore, 3),
+        (Event::Restore, 6),
     ];
     let mut profile = Profile::lost_disks(Numbering::Modulo).with_events(&events);
     profile.every_ms = vec![500];
@@ -177,7 +177,10 @@ fn l15_later_epochs_are_told_again() {
 #[test]
 fn l17_settled_is_not_said_too_early() {
     let mut profile = Profile::available("directed", Numbering::Modulo)
-        .with_events(&[(Event::JoinThenAway, 10), (Event::Close, 5)]);
+        .with_events(&[(Event::WelcomeThenAway, 10), (Event::Close, 5)]);
+    profile.trouble_ms = (14_000, 22_000);
+    profile.twins_percent = 0;
+    profile.every_ms = vec![500];
     profile.handlers.slow_percent = 5;
     is_missed(Rule::L17, &profile, &["held by nobody"]);
 }
@@ -224,7 +227,10 @@ fn c4_nothing_is_released_that_is_worked_on() {
 #[test]
 fn c8_the_base_has_all_shares_since_the_last_settled_one() {
     let mut profile = Profile::available("directed", Numbering::Modulo)
-        .with_events(&[(Event::JoinThenAway, 10), (Event::Close, 5)]);
+        .with_events(&[(Event::WelcomeThenAway, 10), (Event::Close, 5)]);
+    profile.trouble_ms = (14_000, 22_000);
+    profile.twins_percent = 0;
+    profile.every_ms = vec![500];
     profile.handlers.slow_percent = 5;
     is_missed(Rule::C8, &profile, &["held by nobody"]);
 }

@@ -16,12 +16,17 @@ fn three(mut profile: Profile) -> Profile {
 /// A leader that does not know yet what was decided before it takes a member for unknown.
 #[test]
 fn l1_with_several_servers() {
-    let events = come_and_go(&[(Event::CrashAtCommit, 20), (Event::ServerKill, 5)]);
+    let events = [
+        (Event::Start, 2),
+        (Event::Close, 6),
+        (Event::WelcomeThenKill, 20),
+    ];
     let mut profile = three(exclusive(Numbering::Modulo, &events));
     profile.one_at_a_time = true;
     profile.twins_percent = 0;
-    profile.disk_ms = vec![30];
-    profile.network_ms = vec![50];
+    profile.every_ms = vec![500];
+    profile.disk_ms = vec![100];
+    profile.network_ms = vec![10];
     // Nobody is fenced for a handler that does not end: that moves shares, too, and is right.
     profile.handlers.slow_percent = 0;
     profile.handlers.stubborn_percent = 0;
@@ -57,7 +62,7 @@ fn l4_a_deposed_leader_renews_nobody() {
         (Event::Start, 12),
         (Event::Close, 4),
         (Event::Restart, 6),
-        (Event::Isolate, 2),
+        (Event::LeaderApart, 2),
     ];
     let mut profile = three(exclusive(Numbering::Modulo, &events));
     profile.every_ms = vec![300];
@@ -115,8 +120,7 @@ fn d1_a_follower_numbers_nobody() {
     let profile = few_left(&[
         (Event::Start, 10),
         (Event::Close, 2),
-        (Event::Isolate, 10),
-        (Event::ClientsCut, 10),
+        (Event::LastOneFollows, 6),
     ]);
     is_missed(Rule::D1, &profile, &["numbered by a follower"]);
 }
@@ -127,8 +131,7 @@ fn d2_what_is_given_out_without_a_quorum_is_on_the_disk() {
     let mut profile = few_left(&[
         (Event::Start, 10),
         (Event::Restart, 10),
-        (Event::MajorityAway, 6),
-        (Event::ServerKill, 6),
+        (Event::LastOneRestarts, 6),
     ]);
     profile.degraded_after = Duration::from_millis(1_500);
     is_missed(
@@ -136,4 +139,22 @@ fn d2_what_is_given_out_without_a_quorum_is_on_the_disk() {
         &profile,
         &["epoch twice", "epoch back", "one is not enough"],
     );
+}
+
+/// A server without a quorum goes before all have heard of its last numbering, and those that have trust in it alone.
+#[test]
+fn d3_settled_is_not_said_too_early_without_a_quorum() {
+    let mut profile = few_left(&[(Event::Start, 10), (Event::LastOneDies, 6)]);
+    profile.trouble_ms = (16_000, 24_000);
+    profile.handlers.slow_percent = 0;
+    is_missed(Rule::D3, &profile, &["held by nobody"]);
+}
+
+/// A server without a quorum keeps rows for a client that is dead.
+#[test]
+fn d4_a_server_without_a_quorum_keeps_deadlines() {
+    let mut profile = few_left(&[(Event::Start, 10), (Event::LastOneIsNotTold, 6)]);
+    profile.trouble_ms = (16_000, 24_000);
+    profile.handlers.slow_percent = 0;
+    is_missed(Rule::D4, &profile, &["held by nobody"]);
 }

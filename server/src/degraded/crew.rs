@@ -99,6 +99,12 @@ struct Seat {
     welcomed: bool,
 }
 
+/// When a client that was heard then is given up (rule D4).
+fn lease_from(heard: Instant, lease: Millis) -> Instant {
+    let leases = if broken(Rule::D4) { 100 } else { 1 };
+    heard + server_lease(lease) * leases
+}
+
 impl Crew {
     pub(super) fn new(known: &Known, since: Instant) -> Self {
         Self {
@@ -170,7 +176,7 @@ impl Crew {
         });
         seat.connection = Some(attaching.connection);
         seat.address.clone_from(&attaching.address);
-        seat.deadline = seat.deadline.max(now + server_lease(self.lease));
+        seat.deadline = seat.deadline.max(lease_from(now, self.lease));
         seat.knows = seat.knows.max(knows);
         seat.welcomed = false;
         self.seats.insert(membership, seat);
@@ -197,7 +203,7 @@ impl Crew {
             .told
             .clone()
             .filter(|_| seat.connection == Some(connection) && seat.welcomed)?;
-        seat.deadline = seat.deadline.max(read_at + server_lease(lease));
+        seat.deadline = seat.deadline.max(lease_from(read_at, lease));
         seat.heard = Some(read_at);
         let knows = believed(epoch);
         seat.knows = seat.knows.max(knows);
@@ -287,8 +293,7 @@ impl Crew {
         mut next_epoch: impl FnMut(Epoch) -> Epoch,
     ) -> bool {
         let before = self.seats.len();
-        self.seats
-            .retain(|_, seat| seat.deadline > now || broken(Rule::D4));
+        self.seats.retain(|_, seat| seat.deadline > now);
         if self.seats.len() < before {
             self.change(now);
         }

@@ -73,6 +73,21 @@ pub enum Event {
     Isolate,
     /// All servers but one are killed, and are away for long.
     MajorityAway,
+    /// A client starts, and all servers are killed as soon as it is a member, and started again at once.
+    WelcomeThenKill,
+    /// A client starts, and all servers are killed soon after it is a member, and are away for long.
+    WelcomeThenAway,
+    /// The leader is cut off from the other servers, but not from its clients, until after the end of leases that it gave;
+    /// a client starts meanwhile.
+    LeaderApart,
+    /// The server that is left numbers by itself, and is restarted before the others are back.
+    LastOneRestarts,
+    /// The server that is left numbers by itself, and goes before all have heard of its last numbering.
+    LastOneDies,
+    /// The server that is left numbers by itself, and a client loses its power, which tells nobody.
+    LastOneIsNotTold,
+    /// The server that is left numbers by itself, and then follows another one, which its clients do not reach.
+    LastOneFollows,
     /// A server is cut off from its clients, but not from the others, for a while.
     ClientsCut,
     /// The operator changes the group's settings.
@@ -199,7 +214,7 @@ impl Profile {
     pub fn goes_without_quorum(&self) -> bool {
         self.events
             .iter()
-            .any(|(event, weight)| *event == Event::MajorityAway && *weight > 0)
+            .any(|(event, weight)| leaves_one(*event) && *weight > 0)
     }
 
     /// Whether the operator changes settings.
@@ -330,4 +345,16 @@ impl Profile {
         self.events = events.to_vec();
         self
     }
+}
+
+/// Whether all servers but one are away then.
+fn leaves_one(event: Event) -> bool {
+    matches!(
+        event,
+        Event::MajorityAway
+            | Event::LastOneRestarts
+            | Event::LastOneDies
+            | Event::LastOneIsNotTold
+            | Event::LastOneFollows
+    )
 }

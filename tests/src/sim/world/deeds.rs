@@ -196,6 +196,9 @@ impl World {
                 self.kill_server(at, away);
             }
             Later::Transfer => self.transfer(None),
+            Later::Weight(at) if self.machines[at].is_up => self.change_weight(at),
+            Later::PowerLoss(at) if self.machines[at].is_up => self.lose_power(at),
+            Later::Deaf(at, spell) => self.some_are_deaf(at, spell),
             // Overtaken by events.
             _ => return,
         }

@@ -2,7 +2,7 @@
 //!
 //! | file | one idea |
 //! |---|---|
-//! | `trouble` | what happens |
+//! | `trouble`, `last` | what happens; to the last server that is left |
 //! | `deeds`, `servers`, `members` | how it is done: to clients, to servers, to which servers there are |
 //! | `quiet` | the end, in which all must come right |
 
@@ -17,6 +17,7 @@ use std::time::Duration;
 use turmoil::Sim;
 
 mod deeds;
+mod last;
 mod members;
 mod quiet;
 mod servers;
@@ -27,7 +28,7 @@ use super::dice::Dice;
 use super::network::{Between, Link, Network, Place};
 use super::operator::Wishes;
 use super::oracle::{Oracle, View, Violation, World as Known};
-use super::profile::Profile;
+use super::profile::{Event, Profile};
 use super::server;
 use super::trace::Trace;
 use super::worker::{self, GROUP, Process, server_name};
@@ -68,6 +69,9 @@ enum Later {
     LosePower(usize),
     KillServer(usize, Duration),
     Transfer,
+    Weight(usize),
+    Deaf(usize, Duration),
+    PowerLoss(usize),
 }
 
 impl Later {
@@ -104,6 +108,8 @@ pub struct World {
     last_event: Duration,
     /// Nothing new happens before.
     quiet_until: Duration,
+    /// What befalls the servers when this client is a member.
+    ambush: Option<(usize, Event)>,
     calm: Arc<AtomicBool>,
     group: GroupName,
     oracle: Oracle,
@@ -207,6 +213,7 @@ impl World {
             scheduled: 0,
             last_event: Duration::ZERO,
             quiet_until: Duration::ZERO,
+            ambush: None,
             calm: Arc::default(),
             group: GroupName::new(GROUP).unwrap(),
             trace: Trace::new(prints),
@@ -313,6 +320,7 @@ impl World {
             return Err(Violation::new("a process failed", error.to_string()));
         }
         self.reap();
+        self.spring_ambush();
         self.observe()
     }
 

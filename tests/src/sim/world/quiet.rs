@@ -22,6 +22,7 @@ impl World {
         self.note("no more trouble");
         self.calm.store(true, Ordering::Relaxed);
         self.later.clear();
+        self.ambush = None;
         for between in self.network.all() {
             self.network.set(&self.sim, between, Link::Clear);
         }

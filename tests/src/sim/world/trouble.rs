@@ -36,7 +36,14 @@ impl World {
             .collect();
         let from = match event {
             Event::Start | Event::TwoStarts => down.clone(),
-            Event::JoinThenAway if down.is_empty() => return false,
+            Event::JoinThenAway
+            | Event::WelcomeThenKill
+            | Event::WelcomeThenAway
+            | Event::LeaderApart
+                if down.is_empty() =>
+            {
+                return false;
+            }
             Event::Close
             | Event::Reset
             | Event::Pause
@@ -164,6 +171,11 @@ impl World {
                 | Event::PeerStall
                 | Event::Isolate
                 | Event::MajorityAway
+                | Event::LeaderApart
+                | Event::LastOneRestarts
+                | Event::LastOneDies
+                | Event::LastOneIsNotTold
+                | Event::LastOneFollows
                 | Event::Transfer
         );
         if needs_several && !several || self.profile.one_at_a_time && !self.servers_are_well() {
@@ -201,6 +213,24 @@ impl World {
                 }
                 self.quiet_until = self.now() + soon + away;
             }
+            Event::WelcomeThenKill | Event::WelcomeThenAway => {
+                let client = self.dice.pick(down);
+                self.start(client);
+                self.ambush = Some((client, event));
+            }
+            Event::LeaderApart => {
+                let client = self.dice.pick(down);
+                return self.leader_apart(client);
+            }
+            Event::LastOneRestarts => self.last_one_restarts(at, &running),
+            Event::LastOneDies => self.last_one_dies(at, &running),
+            Event::LastOneIsNotTold => {
+                if self.machines_that(|machine| machine.is_up).is_empty() {
+                    return false;
+                }
+                self.last_one_is_not_told(at, &running);
+            }
+            Event::LastOneFollows => self.last_one_follows(at, &running),
             Event::CrashAtCommit => {
                 if let Some(at) = down.first().copied().filter(|_| self.dice.percent(70)) {
                     self.start(at);
@@ -356,6 +386,13 @@ fn is_of_server(event: Event) -> bool {
             | Event::ServerRestart
             | Event::ServerPause
             | Event::JoinThenAway
+            | Event::WelcomeThenKill
+            | Event::WelcomeThenAway
+            | Event::LeaderApart
+            | Event::LastOneRestarts
+            | Event::LastOneDies
+            | Event::LastOneIsNotTold
+            | Event::LastOneFollows
             | Event::CrashAtCommit
             | Event::Blackout
             | Event::Backup
