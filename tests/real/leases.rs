@@ -11,8 +11,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 use skyschedule_common::env;
+use skyschedule_common::epoch::Epoch;
+use skyschedule_common::protocol::messages::{ClientMessage, ServerMessage};
 use skyschedule_tests::member::{Event, Member, Options};
 use skyschedule_tests::numbering::{numbered, settled};
+use skyschedule_tests::peer::{Peer, Welcomed};
 use skyschedule_tests::proxy::{Direction, Flow, Proxy};
 use skyschedule_tests::server::Server;
 
@@ -294,6 +297,36 @@ async fn a_slow_network_costs_no_lease() {
     env::sleep(2 * LEASE).await;
     let after = settled(&[&a, &b]).await;
     assert_eq!(before.rows[1].epoch, after.rows[1].epoch);
+}
+
+/// A server that was restored from a backup knows less than its members, who must not go on with what they know.
+#[tokio::test]
+async fn a_member_that_knows_a_later_share_is_told_another_before_its_lease_is_renewed() {
+    let server = server().await;
+    let (mut peer, welcomed) = Peer::member(server.address(), GROUP, "a").await;
+    let Welcomed {
+        membership, epoch, ..
+    } = welcomed;
+    let later = Epoch::quorum(epoch.quorum + 7);
+    peer.send(ClientMessage::Heartbeat {
+        membership,
+        seq: 1,
+        epoch: later,
+        load: None,
+    })
+    .await;
+    let mut newest = epoch;
+    loop {
+        match peer.receive().await.unwrap() {
+            ServerMessage::Told { epoch, .. } => newest = newest.max(epoch),
+            ServerMessage::Alive { seq, .. } => {
+                assert_eq!(seq, 1);
+                assert!(newest > later, "renewed with {later}, told {newest}");
+                return;
+            }
+            _ => {}
+        }
+    }
 }
 
 /// One of two members of an exclusive group is killed; the other one then has all rows.

@@ -20,7 +20,7 @@ use crate::session::ConnectionId;
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(2);
 
 /// A heartbeat that waits for a quorum to confirm this leader.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Heartbeat {
     pub(super) connection: ConnectionId,
     pub(super) membership: Membership,
@@ -166,6 +166,14 @@ impl Coordinator {
         member.heard = member.heard.max(heartbeat.read_at);
         member.last_heartbeat = Some(heartbeat.read_at);
         member.seen = Some(heartbeat.epoch);
+        // Rule L15: it knows a share that this state does not. It works on that one no longer than its lease lasts, which
+        // is renewed once it has been told another.
+        if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15) {
+            let batch = self.batch.group(&group);
+            batch.reissue.push((number, heartbeat.epoch));
+            self.heartbeats.push(*heartbeat);
+            return;
+        }
         if heartbeat.epoch == told {
             track.unseen.remove(&number);
         }
@@ -185,12 +193,6 @@ impl Coordinator {
                 settled,
             },
         );
-        if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15) {
-            self.batch
-                .group(&group)
-                .reissue
-                .push((number, heartbeat.epoch));
-        }
     }
 
     /// A lease may be over.
