@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -113,13 +113,18 @@ pub(crate) fn binary(name: &str) -> PathBuf {
 /// A loopback address that nobody else uses, so that ports are free and stay free while a server is away:
 /// from the id of this process and a counter.
 pub(crate) fn own_address() -> Ipv4Addr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    /// Of the last byte: all but 0 and 255.
+    const HOSTS: u16 = 254;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
     assert!(
-        host < 255,
+        number < 2 * HOSTS,
         "one test program uses too many addresses: split it"
     );
     let [.., high, low] = std::process::id().to_be_bytes();
+    // Ids are mostly below 32,768: the second half of the networks is for programs that need more than one.
+    let network = high.max(1) ^ if number < HOSTS { 0 } else { 0x80 };
+    let host = u8::try_from(number % HOSTS + 1).unwrap();
     // 127.0.0.0/16 is left to those who write 127.0.0.1.
-    Ipv4Addr::new(127, high.max(1), low, host)
+    Ipv4Addr::new(127, network.max(1), low, host)
 }
