@@ -26,10 +26,16 @@ pub(crate) fn server_lease(lease: Millis) -> Duration {
 /// again, and a barrier would stop all for the sake of a few.
 const LONGEST_RUSH: Duration = Duration::from_secs(1);
 
+/// A gap among such logins ends them when it is longer than `settle`, and than this part of the time that they have come:
+/// a busy machine pauses now and then in the middle of a storm.
+const RUSH_PER_GAP: u32 = 8;
+
 /// Logins, each soon after the one before.
 #[derive(Debug, Clone, Copy)]
 struct Rush {
-    /// When the first came, or the last handover was planned.
+    /// When the first came.
+    began: Instant,
+    /// The same, or when the last handover was planned.
     since: Instant,
     /// When the next must have come.
     until: Instant,
@@ -135,13 +141,15 @@ impl GroupTrack {
     /// A login was decided: the next handover waits for others that follow within `settle`. The first waits for nobody.
     pub(super) fn joined(&mut self, settle: Duration, now: Instant) {
         self.changed = true;
-        let since = match self.rush {
-            Some(rush) if now <= rush.until => rush.since,
-            _ => now,
+        let (began, since) = match self.rush {
+            Some(rush) if now <= rush.until => (rush.began, rush.since),
+            _ => (now, now),
         };
+        let length = now.saturating_duration_since(began).min(LONGEST_RUSH);
         self.rush = Some(Rush {
+            began,
             since,
-            until: now + settle,
+            until: now + settle.max(length / RUSH_PER_GAP),
         });
     }
 

@@ -9,6 +9,7 @@ use skyschedule_common::protocol::messages::{Millis, Numbering};
 use skyschedule_server::Server;
 use skyschedule_server::config::{Config, User};
 use skyschedule_server::state::Settings;
+use skyschedule_server::stderr::{Format, Stderr};
 use skyschedule_tests::server::{PASSWORD, USER};
 
 use super::Result;
@@ -19,10 +20,9 @@ const CONNECTIONS: usize = 19_000;
 
 /// SkySchedule, as `skyschedule serve` runs it.
 pub(crate) async fn serve(folder: &str) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    let format = Format::Text { colours: false };
+    let stderr = Stderr::start(format);
+    stderr.log(format, "openraft=off", "info")?;
     let mut config = Config::embedded(folder);
     config.users = vec![User::new(USER, PASSWORD)?];
     config.limits.max_connections = CONNECTIONS;
