@@ -31,4 +31,9 @@ impl<T> Derived<T> {
     pub(super) fn or_find(&mut self, find: impl FnOnce() -> T) -> &mut T {
         self.0.get_or_insert_with(find)
     }
+
+    /// Keeps nothing, until the value is found again.
+    pub(super) fn forget(&mut self) {
+        self.0 = None;
+    }
 }

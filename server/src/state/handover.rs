@@ -79,6 +79,10 @@ impl Group {
     }
 
     fn make_targets(&mut self) {
+        if self.settings.numbering == Numbering::Modulo {
+            // Nearly all members will move.
+            self.moving.forget();
+        }
         let Plan { total, numbers } = plan::targets(
             self.settings.numbering,
             self.settings.max_slots,
@@ -225,12 +229,25 @@ impl Group {
     /// Shrinks, then grants, whatever can be shrunk and granted now; ends the handover when all is done.
     pub(super) fn progress(&mut self, events: &mut Vec<Event>) {
         let numbering = self.planned;
-        // Those that have what they should have need and hinder nothing.
-        let moving = self.unsettled();
-        for number in &moving {
-            let Some(member) = self.members.get_mut(number) else {
-                continue;
-            };
+        // Those that have what they should have need and hinder nothing. Of a large group few others are taken out
+        // meanwhile, so that it need not be looked through.
+        let few = self.few_moving();
+        let mut aside: Vec<(u64, Member)> = few
+            .iter()
+            .flatten()
+            .filter_map(|number| self.members.remove_entry(number))
+            .collect();
+        let mut moving: Vec<(u64, &mut Member)> = if few.is_some() {
+            let aside = aside.iter_mut();
+            aside.map(|(number, member)| (*number, member)).collect()
+        } else {
+            let members = self.members.iter_mut();
+            members
+                .filter(|(_, member)| !member.is_settled())
+                .map(|(&number, member)| (number, member))
+                .collect()
+        };
+        for (number, member) in &mut moving {
             if !member.fenced && member.has_released() && !member.held.is_within(&member.target) {
                 let keeps = match numbering {
                     Numbering::Modulo => Share::none_of(member.target.total()),
@@ -239,19 +256,16 @@ impl Group {
                 tell(&mut self.counter, *number, member, keeps, events);
             }
         }
-        let members = moving.iter().filter_map(|number| self.members.get(number));
         // Targets are disjoint, and have one total: only rows that are held outside their holder's own
         // target can be in the way.
+        let members = moving.iter().map(|(_, member)| &**member);
         let totals = members.clone().map(|member| member.target.total());
         let total = totals.max().unwrap_or(0);
         let outside = members.filter(|member| !member.held.is_within(&member.target));
         let obstacles = Obstacles::new(total, outside.map(|member| &member.held));
         let mut granted = false;
         let (mut is_over, mut hands_over) = (true, false);
-        for number in &moving {
-            let Some(member) = self.members.get_mut(number) else {
-                continue;
-            };
+        for (number, member) in &mut moving {
             if let Some(share) = granted_now(member, numbering, &obstacles) {
                 granted |= !share.is_empty();
                 member.held = share.clone();
@@ -261,6 +275,7 @@ impl Group {
             is_over &= !waits;
             hands_over |= waits && !member.fenced;
         }
+        self.members.extend(aside);
         if let Some(handover) = &mut self.handover {
             handover.granted |= granted;
         } else if hands_over {

@@ -18,15 +18,24 @@ impl Moving {
 }
 
 impl Group {
-    /// Those that are not settled, in the order of their numbers.
-    pub(super) fn unsettled(&mut self) -> Vec<u64> {
+    /// Those that are not settled, in the order of their numbers; `None`: they are so many that the whole group may as
+    /// well be looked through.
+    pub(super) fn few_moving(&mut self) -> Option<Vec<u64>> {
         let members = &self.members;
+        let few = members.len() / 4 + 2;
+        if self.moving.get().is_none() && unsettled(members).nth(few).is_some() {
+            return None;
+        }
         let moving = self.moving.or_find(|| unsettled(members).collect());
         moving.retain(|number| {
             let member = members.get(number);
             member.is_some_and(|member| !member.is_settled())
         });
-        moving.iter().copied().collect()
+        let numbers = (moving.len() <= few).then(|| moving.iter().copied().collect());
+        if numbers.is_none() {
+            self.moving.forget();
+        }
+        numbers
     }
 
     /// A member that is not settled, and is not among those that are kept as such: a fault of this module.
