@@ -89,10 +89,7 @@ async fn run_together(terms: Terms) {
     decide(&cluster, 0, "before", 2).await;
     let mut copies = Vec::new();
     for at in [1, 2] {
-        cluster.servers[at].stop().await;
-        copies.push((at, cluster.servers[at].copy_disk()));
-        cluster.servers[at].restart().await;
-        cluster.ready().await;
+        copies.push((at, cluster.back_up(at).await));
         cluster.lead(at).await;
         decide(&cluster, at, "meanwhile", 1).await;
     }

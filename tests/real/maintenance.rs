@@ -287,10 +287,7 @@ async fn after_a_restore_and_after_the_loss_of_all_disks_numbering_goes_on_above
     // Stop a server, copy its data folder, start it; then the next one. Meanwhile others lead, and something is decided.
     let mut copies = Vec::new();
     for at in [1, 2] {
-        cluster.servers[at].stop().await;
-        copies.push((at, cluster.servers[at].copy_disk()));
-        cluster.servers[at].restart().await;
-        cluster.ready().await;
+        copies.push((at, cluster.back_up(at).await));
         cluster.lead(0).await;
         configure(&cluster).await;
     }

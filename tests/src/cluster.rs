@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use skyschedule_common::env;
+use tempfile::TempDir;
 
 use crate::member::{Member, Options};
 use crate::numbering::{all, settled};
@@ -200,6 +201,15 @@ impl Cluster {
         for server in self.servers.iter_mut().filter(|server| server.runs()) {
             server.ready().await;
         }
+    }
+
+    /// A backup of the server at this place, as the README says: it stops, its folder is copied, and it runs again.
+    pub async fn back_up(&mut self, at: usize) -> TempDir {
+        self.servers[at].stop().await;
+        let copy = self.servers[at].copy_disk();
+        self.servers[at].restart().await;
+        self.ready().await;
+        copy
     }
 
     /// How the server at this place sees the cluster.

@@ -232,24 +232,12 @@ impl Core {
             session.login_due = Some(now + delay);
         }
         session.attach_at = now + delay;
-        if self
-            .attachment
-            .as_ref()
-            .is_some_and(|attachment| attachment.server == from)
-        {
-            self.detached();
-        }
+        self.detached_from(from);
         self.refusal = Some((from, refusal));
     }
 
     fn not_leader(&mut self, from: usize, hint: Option<&str>, now: Instant) {
-        if self
-            .attachment
-            .as_ref()
-            .is_some_and(|attachment| attachment.server == from)
-        {
-            self.detached();
-        }
+        self.detached_from(from);
         let longest = self.longest_delay();
         let Some(session) = self.servers.get_mut(from).and_then(Server::session_mut) else {
             return;

@@ -271,6 +271,14 @@ impl Core {
         self.pulls.sent = self.pulls.answered;
     }
 
+    /// That server serves this client no more, if it was the one.
+    fn detached_from(&mut self, server: usize) {
+        let attachment = self.attachment.as_ref();
+        if attachment.is_some_and(|attachment| attachment.server == server) {
+            self.detached();
+        }
+    }
+
     /// Ends a connection from this side, by a reset.
     fn close(&mut self, server: usize, end: End, now: Instant) {
         if let Some(attempt) = self.servers.get(server).map(|server| server.attempt) {
@@ -282,13 +290,7 @@ impl Core {
     }
 
     fn closed(&mut self, from: usize, end: End, now: Instant) {
-        if self
-            .attachment
-            .as_ref()
-            .is_some_and(|attachment| attachment.server == from)
-        {
-            self.detached();
-        }
+        self.detached_from(from);
         let longest = self.longest_delay();
         let Some(server) = self.servers.get_mut(from) else {
             return;
