@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use skyschedule_client::sql::Database;
 
+use crate::DRAIN_TIMEOUT_MS;
 use crate::common::place::Place;
 use crate::story::{Fault, Kind};
 
@@ -129,8 +130,13 @@ fn covers(fault: &Fault, execution: &Execution) -> bool {
         Kind::Paused | Kind::Overtaken | Kind::Alone => AFTER_PAUSE_US,
         Kind::CutOff => AFTER_CUT_US,
     };
+    // It was asked to release that much earlier, and what it had executed by then was not marked.
+    let asked = match fault.kind {
+        Kind::Overtaken => fault.from - DRAIN_TIMEOUT_MS * 1_000,
+        _ => fault.from,
+    };
     fault.who == execution.client
-        && execution.finished >= fault.from - UNMARKED_US
+        && execution.finished >= asked - UNMARKED_US
         && execution.started <= fault.to + after
 }
 
@@ -185,5 +191,16 @@ mod tests {
         assert_eq!(pair(pause("c", 2 * S, 12 * S)), 1, "of another one");
         assert_eq!(pair(pause("a", 7 * S, 12 * S)), 1, "long marked by then");
         assert_eq!(pair(pause("b", S, 3 * S)), 1, "long over");
+    }
+
+    /// The numbers of a run in which marks were late: executed at 0.12 s, asked at 0.18 s, overtaken at 1.18 s.
+    #[test]
+    fn who_is_overtaken_was_asked_a_drain_timeout_before() {
+        let overtaken = |at| fault("a", Kind::Overtaken, at, at);
+        let pair = |at| unexplained(execution("a", 5 * S), execution("b", 9 * S), overtaken(at));
+        assert_eq!(pair(6 * S + 60_000), 0);
+        assert_eq!(pair(7 * S), 0, "executed shortly before it was asked");
+        assert_eq!(pair(7 * S + S / 10), 1, "long marked when it was asked");
+        assert_eq!(pair(3 * S), 1, "overtaken long before");
     }
 }

@@ -56,6 +56,9 @@ const BEHIND_DOORS: usize = 4;
 /// Rows that a consumer may have executed and not yet marked.
 const BATCH: usize = 100;
 
+/// After how long a member of an available group that does not release is overtaken.
+const DRAIN_TIMEOUT_MS: i64 = 1_000;
+
 /// How long faults go on, unless SKY_FAULT_SECONDS says otherwise.
 const SECONDS: u64 = 60;
 
@@ -219,7 +222,7 @@ async fn available(place: &Place) {
     let run = Run {
         name: "available, PostgreSQL",
         tasks: 20_000,
-        settings: json!({ "lease_ms": 3_000, "drain_timeout_ms": 1_000 }),
+        settings: json!({ "lease_ms": 3_000, "drain_timeout_ms": DRAIN_TIMEOUT_MS }),
         flags: &[],
     };
     let name = run.name;
@@ -261,7 +264,7 @@ async fn exclusive(name: &'static str, place: &Place) {
         name,
         tasks: 6_000,
         settings: json!({
-            "lease_ms": 3_000, "drain_timeout_ms": 1_000, "consistency": "exclusive", "numbering": "slots", "slots": 64,
+            "lease_ms": 3_000, "drain_timeout_ms": DRAIN_TIMEOUT_MS, "consistency": "exclusive", "numbering": "slots", "slots": 64,
         }),
         flags: &["--delivery", "exactly-once", "--consistency", "exclusive"],
     };
