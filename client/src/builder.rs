@@ -132,7 +132,7 @@ impl Builder {
         match joined.await {
             Ok(Ok(())) => Ok(client),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(crate::error::Closed.into()),
+            Err(_) => Err(crate::error::Closed::default().into()),
         }
     }
 

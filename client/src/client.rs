@@ -78,14 +78,14 @@ impl Client {
     /// no lease. It is cancel safe.
     ///
     /// # Errors
-    /// When the client is closed or closes.
+    /// When the client is closed or closes, or [has ended by itself](Self::ended).
     pub async fn acquire(&self) -> Result<Work, Closed> {
         let shared = &self.0.shared;
         shared
             .wait_for(|| {
                 shared.now(|permit, now| {
                     if permit.stage() > Stage::Open {
-                        return Some(Err(Closed));
+                        return Some(Err(shared.closed()));
                     }
                     permit.acquire(now).map(Ok)
                 })
@@ -128,10 +128,10 @@ impl Client {
         tokio::select! {
             biased;
             answer = pulled.wait_for(|(answered, ..)| *answered >= ticket) => {
-                let answer = answer.map_err(|_| Closed)?;
+                let answer = answer.map_err(|_| self.0.shared.closed())?;
                 Ok((answer.1, answer.2.clone()))
             }
-            _ = farewell.wait_for(Option::is_some) => Err(Closed),
+            _ = farewell.wait_for(Option::is_some) => Err(self.0.shared.closed()),
         }
     }
 
@@ -182,6 +182,12 @@ impl Client {
         } else {
             Err(NoGoodbye)
         }
+    }
+
+    /// Why the client has ended by itself: its group was deleted while it was away, and made again with another promise
+    /// than it relies on ([`consistency`](crate::Builder::consistency)). `None` while it lives, and where its user closed it.
+    pub fn ended(&self) -> Option<Closed> {
+        self.0.shared.expelled().cloned()
     }
 
     /// Whether a [`Work`] acquired now could begin the row now.

@@ -242,6 +242,13 @@ impl Driver {
                 }
             }
         }
+        if let Some(why) = self.core.expelled() {
+            error!("this client ends: {why}");
+            self.shared.expel(why);
+            // There is no membership that a goodbye could end.
+            self.farewell = Farewell::Said;
+            return true;
+        }
         if let Some(farewell) = self.core.farewell() {
             self.farewell = farewell;
         }
@@ -270,6 +277,7 @@ impl Drop for Driver {
         if self.core.farewell().is_none()
             && !self.shared.requests().abandoned
             && self.core.joined_once()
+            && self.core.expelled().is_none()
         {
             error!("the client's task ended before the client did: its runtime is gone");
         }

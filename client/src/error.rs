@@ -1,5 +1,7 @@
 //! What can go wrong, and what to do then.
 
+use std::sync::Arc;
+
 use skyschedule_common::auth::AuthError;
 use skyschedule_common::env::IoThreadError;
 use skyschedule_common::ids::InvalidName;
@@ -93,9 +95,22 @@ fn listed(errors: &[ConfigError]) -> String {
 }
 
 /// The client is closed or closing: it gives no more rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the client is closed: it gives no more rows")]
-pub struct Closed;
+///
+/// Nearly always because its user closed it. It ends by itself, and says why here, when its group was deleted and made
+/// again with another promise than the client relies on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, thiserror::Error)]
+#[error("the client is closed: {}", .why.as_deref().unwrap_or("it gives no more rows"))]
+pub struct Closed {
+    why: Option<Arc<str>>,
+}
+
+impl Closed {
+    pub(crate) fn because(why: &ConnectError) -> Self {
+        Self {
+            why: Some(why.to_string().into()),
+        }
+    }
+}
 
 /// The client is closed, but no server heard its goodbye: its rows are free when its lease is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

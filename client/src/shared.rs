@@ -1,12 +1,13 @@
 //! What the user's threads and the driver share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use skyschedule_common::env::{self, Instant};
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::share::{Share, ShareUnion};
 use tokio::sync::{Notify, watch};
 
+use crate::error::{Closed, ConnectError};
 use crate::membership::{Farewell, Wishes};
 use crate::observe::{ConnectionState, Link, Mode, Status};
 use crate::permit::Permit;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     /// Queries of the present share that are answered, and with what.
     pub(crate) pulled: watch::Sender<(u64, Epoch, Share)>,
     pub(crate) farewell: watch::Sender<Option<Farewell>>,
+    /// Why the client ended by itself.
+    expelled: OnceLock<Closed>,
 }
 
 impl Shared {
@@ -48,6 +51,7 @@ impl Shared {
             state: watch::Sender::default(),
             pulled: watch::Sender::new((0, Epoch::ZERO, Share::NONE)),
             farewell: watch::Sender::default(),
+            expelled: OnceLock::new(),
         })
     }
 
@@ -99,6 +103,21 @@ impl Shared {
             }
             changed.await;
         }
+    }
+
+    /// The client ends by itself, for this reason.
+    pub(crate) fn expel(&self, why: &ConnectError) {
+        let _ = self.expelled.set(Closed::because(why));
+    }
+
+    /// Why the client ended by itself.
+    pub(crate) fn expelled(&self) -> Option<&Closed> {
+        self.expelled.get()
+    }
+
+    /// Why a client that is closed, or closing, gives no more rows.
+    pub(crate) fn closed(&self) -> Closed {
+        self.expelled().cloned().unwrap_or_default()
     }
 
     /// The end, also when the driver is dropped with its runtime: what was given is revoked, nobody waits for ever.

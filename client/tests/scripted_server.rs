@@ -92,6 +92,50 @@ async fn close_drains_says_goodbye_and_ends_with_a_fin() {
 }
 
 #[tokio::test]
+async fn a_member_whose_group_was_made_again_with_another_promise_ends_and_says_why() {
+    const SHORT: Millis = Millis(200);
+    let server = Server::start().await;
+    let (client, peer) = tokio::join!(
+        server.client().connect(),
+        server.accept_member(share(1, &[0]), Consistency::Exclusive, SHORT)
+    );
+    let client = client.unwrap();
+    assert!(client.ended().is_none());
+    drop(peer);
+    let refused = async {
+        // While its lease runs its group cannot have been deleted: that leader is one of yesterday.
+        let mut peers = Vec::new();
+        loop {
+            let mut peer = server.accept_login().await;
+            let again = Some(Duration::from_millis(50));
+            let refusal = refusal(Code::CONSISTENCY, again);
+            peer.say(ServerMessage::Refused(refusal)).await;
+            peers.push(peer);
+        }
+    };
+    let rows_end = async {
+        loop {
+            match client.acquire().await {
+                Ok(_) => env::sleep(Duration::from_millis(1)).await,
+                Err(ended) => return ended,
+            }
+        }
+    };
+    let ended = env::timeout(SOON, async {
+        tokio::select! {
+            biased;
+            ended = rows_end => ended,
+            never = refused => never,
+        }
+    });
+    let ended = ended.await.unwrap();
+    assert!(ended.to_string().contains("(consistency)"), "{ended}");
+    assert_eq!(client.ended(), Some(ended));
+    assert!(client.state().borrow().closed);
+    assert_eq!(client.close().await, Ok(()), "nothing is left to end");
+}
+
+#[tokio::test]
 async fn dropping_the_last_handle_resets_and_revokes() {
     let (client, mut peer, _server) = member().await;
     let work = client.acquire().await.unwrap();

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use super::patience::LOOK;
 use super::server::{Phase, Server, Session};
 use super::{Action, Attachment, ConnectionId, Core, End, Farewell, MAX_UNANSWERED, Wishes};
+use crate::observe::Mode;
 use crate::permit::{Permit, Stage};
 
 /// Shortest time for connecting and logging in to a server.
@@ -29,6 +30,7 @@ impl Core {
         self.notice_pause(now);
         if self.farewell.is_none() {
             self.close_dead(now);
+            self.heed_mismatch(permit, now);
             self.look_for_relay(permit, now);
             self.dial(now);
             self.return_after_parting(permit, now);
@@ -122,6 +124,20 @@ impl Core {
                     now,
                 );
             }
+        }
+    }
+
+    /// The group was deleted and made again with another promise, while this client was away. One that is served stays: it
+    /// was refused by a leader of yesterday, who knows the group of yesterday.
+    fn heed_mismatch(&mut self, permit: &Permit, now: Instant) {
+        let Some(mismatch) = self.mismatch.take() else {
+            return;
+        };
+        let mut sessions = self.servers.iter().filter_map(Server::session);
+        let is_served = permit.mode(now) == Mode::Leased
+            || sessions.any(|session| session.serving == Serving::Quorum);
+        if self.joined_once && !is_served && permit.stage() == Stage::Open {
+            self.expelled = Some(mismatch);
         }
     }
 

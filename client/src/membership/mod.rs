@@ -20,12 +20,13 @@ use skyschedule_common::env::Instant;
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::Incarnation;
 use skyschedule_common::protocol::messages::{
-    ClientMessage, Millis, Refusal, ServerMessage, Serving,
+    ClientMessage, Code, Millis, Refusal, ServerMessage, Serving,
 };
 use skyschedule_common::share::Share;
 use tracing::{debug, info};
 
 use crate::config::Config;
+use crate::error::ConnectError;
 use crate::permit::Permit;
 use patience::Patience;
 use server::{Phase, Server, Session};
@@ -180,6 +181,10 @@ pub(crate) struct Core {
     pulls: Pulls,
     /// The last refusal since the client was a member, and whose.
     refusal: Option<(usize, Refusal)>,
+    /// A server said just now that the group promises something else than this client relies on.
+    mismatch: Option<ConnectError>,
+    /// Why a client that was a member can never be one again.
+    expelled: Option<ConnectError>,
     /// When a client that closes and has its rows back gives up to say goodbye.
     goodbye_until: Option<Instant>,
     farewell: Option<Farewell>,
@@ -215,6 +220,8 @@ impl Core {
             taken_back: 0,
             pulls: Pulls::default(),
             refusal: None,
+            mismatch: None,
+            expelled: None,
             goodbye_until: None,
             farewell: None,
             planned: None,
@@ -322,6 +329,9 @@ impl Core {
                     refusal.code, refusal.text
                 );
                 server.outage.refused(address, &text);
+                if refusal.code == Code::CONSISTENCY {
+                    self.mismatch = Some(ConnectError::refused(address, refusal));
+                }
                 self.refusal = Some((from, refusal.clone()));
             }
             End::Unfit(reason) => {

@@ -89,6 +89,11 @@ impl Core {
         })
     }
 
+    /// Why a client that was a member can never be one again, and ends.
+    pub(crate) fn expelled(&self) -> Option<&ConnectError> {
+        self.expelled.as_ref()
+    }
+
     /// Why the client is no member yet.
     pub(crate) fn obstacle(&self) -> ConnectError {
         if let Some((server, refusal)) = &self.refusal

@@ -208,7 +208,8 @@ impl<D: Driver> Consumer<D> {
         }
     }
 
-    /// Works until it is stopped, or its client is closed or closes: then it begins no more rows, waits for the
+    /// Works until it is stopped, or its client is closed, closes or
+    /// [ends by itself](Client::ended): then it begins no more rows, waits for the
     /// handlers that run, marks what they did, and ends with what it counted.
     ///
     /// Whatever the database and the servers do meanwhile, it goes on. Dropping the future drops the handlers.

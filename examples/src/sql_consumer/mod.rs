@@ -17,7 +17,7 @@ use std::time::Duration;
 use skyschedule_client::sql::{
     self, AnyBacklog, AnyConsumer, AnyTx, Database, Metrics, Stopper, Task,
 };
-use skyschedule_client::{Client, ConnectError};
+use skyschedule_client::{Client, Closed, ConnectError};
 use skyschedule_common::env;
 use skyschedule_server::stderr::{Format, Stderr};
 use tokio::signal::unix::{SignalKind, signal};
@@ -46,6 +46,8 @@ enum Failure {
     NoPassword,
     #[error("the client cannot connect: {0}")]
     Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Ended(#[from] Closed),
     #[error(transparent)]
     Consumer(#[from] sql::Error),
     #[error("the table cannot be prepared: {0}")]
@@ -135,7 +137,10 @@ async fn consume(options: &Options, database: Database, client: &Client) -> Resu
         polls = metrics.polls,
         "stopped"
     );
-    Ok(())
+    match client.ended() {
+        Some(ended) => Err(ended.into()),
+        None => Ok(()),
+    }
 }
 
 async fn at_least_once(

@@ -155,7 +155,11 @@ pub async fn run(process: Arc<Process>) -> turmoil::Result {
         let work = tokio::select! {
             biased;
             () = process.close.notified() => break,
-            work = client.acquire() => work?,
+            work = client.acquire() => match work {
+                Ok(work) => work,
+                // Its group was lost, and made again with another promise.
+                Err(_) => break,
+            },
         };
         let mut key = *KEYS.start() + i64::try_from(rng::below(25)).unwrap_or(0);
         for _ in KEYS {

@@ -511,6 +511,41 @@ fn a_group_that_promises_something_else_is_final_whatever_other_servers_there_ar
 }
 
 #[test]
+fn a_member_whose_group_was_made_again_with_another_promise_ends() {
+    let mismatch = || Event::Closed(End::Refused(refusal(Code::CONSISTENCY, None)));
+    let mut play = Play::member(1, share(1, &[0]), EXCLUSIVE);
+    play.lose(0);
+    play.event(0, Event::Ready { ends: None });
+    play.event(0, mismatch());
+    assert!(
+        play.core.expelled().is_none(),
+        "no group with a member can have been deleted: its lease runs"
+    );
+    play.pass(11_000);
+    assert_eq!(play.mode(), Mode::Asking);
+    play.event(0, Event::Ready { ends: None });
+    play.event(0, mismatch());
+    assert!(matches!(
+        play.core.expelled(),
+        Some(ConnectError::Refused {
+            code: Code::CONSISTENCY,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_server_that_leads_no_more_ends_no_client_that_another_one_serves() {
+    let mut play = Play::member(2, share(1, &[0]), EXCLUSIVE);
+    play.event(1, Event::Ready { ends: None });
+    // It has not answered for a lease, but says that it leads.
+    play.stop(6_500);
+    assert_eq!(play.mode(), Mode::Asking);
+    play.hear(1, ServerMessage::Refused(refusal(Code::CONSISTENCY, None)));
+    assert!(play.core.expelled().is_none());
+}
+
+#[test]
 fn closing_releases_says_goodbye_and_ends_with_a_fin() {
     let mut play = Play::member(2, share(1, &[0]), AVAILABLE);
     play.open(1, Serving::None);
