@@ -92,8 +92,12 @@ fn the_help_says_which_number_a_new_replica_may_have() {
     let dir = TempDir::new().unwrap();
     let output = run(&dir, &["cluster", "add", "--help"], &[]);
     let help = stdout(&output);
-    let said = "a number that no replica of this cluster has, or ever had";
-    assert!(help.contains(said), "{help}");
+    for said in [
+        "a number that no replica of this cluster has",
+        "That of a removed one may be used again",
+    ] {
+        assert!(help.contains(said), "{help}");
+    }
 }
 
 #[test]
@@ -147,6 +151,14 @@ fn what_cannot_be_done_ends_with_1_and_the_reason() {
         (output.status.code(), stderr(&output)),
         (Some(1), "group none has no member a\n")
     );
+    // The address of its clients instead.
+    let clients = serving.clients.to_string();
+    let output = run(&dir, &["status", "--admin", &clients], &[]);
+    let said = stderr(&output);
+    assert!(
+        said.contains(&clients) && said.contains("of its clients"),
+        "{said}"
+    );
     drop(serving);
     for command in [
         &["status"][..],
@@ -157,7 +169,9 @@ fn what_cannot_be_done_ends_with_1_and_the_reason() {
         let output = run(&dir, command, &[("SKY_ADMIN", &admin)]);
         assert_eq!(output.status.code(), Some(1), "{command:?}");
         assert!(
-            stderr(&output).contains("is the server running"),
+            stderr(&output).contains(&format!(
+                "nothing listens at {admin}: is the server running"
+            )),
             "{}",
             stderr(&output)
         );

@@ -184,12 +184,21 @@ fn a_port_in_use_ends_it_with_1_and_the_reason() {
         let mut arguments = vec!["serve", "--listen=127.0.0.1:0", "--admin=off"];
         arguments.retain(|argument| !argument.starts_with(flag));
         arguments.extend([flag, &address]);
+        arguments.push("--log-format=json");
         let output = run(&dir, &arguments, &[]);
         assert_eq!(output.status.code(), Some(1), "{flag}");
+        let reason = format!("cannot listen at {address}");
         let last = stderr(&output).lines().last().unwrap();
+        let line: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!(line["level"], "ERROR", "{last}");
+        let why = line["fields"]["why"].as_str().unwrap();
+        assert!(why.starts_with(&reason), "{last}");
+        // Also where the log is turned off.
+        let output = run(&dir, &arguments, &[("RUST_LOG", "off")]);
+        let said = stderr(&output);
         assert!(
-            last.starts_with(&format!("cannot listen at {address}")),
-            "{last}"
+            said.starts_with(&reason) && said.lines().count() == 1,
+            "{said}"
         );
     }
 }

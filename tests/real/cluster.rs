@@ -6,6 +6,7 @@
     reason = "a helper of a test may fail like the test itself"
 )]
 
+use rustix::process::Signal;
 use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::member::{Event, Member, Options};
 use skyschedule_tests::numbering::{all, kept, numbered, settled};
@@ -159,8 +160,25 @@ async fn the_named_replica_leads_and_impossible_changes_are_refused() {
         assert!(why.contains(text), "cluster {command}: {why}");
     }
 
-    // With one away, the other one must stay.
+    // Whoever is asked shows what each lacks, which only the leader knows.
     let [away, other] = [(leader + 1) % 3, (leader + 2) % 3];
+    let shown = cluster.change(other, "--json").await;
+    let view: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(view["replica_id"], other + 1, "{view}");
+    let lags = view["replicas"].as_array().unwrap().iter();
+    let known = lags.filter(|it| it["lag"].is_u64()).count();
+    assert_eq!(known, 2, "{view}");
+
+    // One that has stopped a moment ago, of which nobody knows yet, is not handed the leadership, and no third one gets it.
+    cluster.servers[away].signal(Signal::STOP);
+    let (done, why) = cluster
+        .command(leader, &format!("transfer {}", away + 1))
+        .await;
+    let leads_on = format!("replica {} leads on", leader + 1);
+    assert!(!done && why.contains(&leads_on), "{why}");
+    assert_eq!(cluster.leader_seen_by(other, None).await, leader);
+
+    // With one away, the other one must stay.
     cluster.servers[away].kill().await;
     cluster.is_away(leader, away).await;
     for id in [other + 1, leader + 1] {
@@ -208,6 +226,7 @@ async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
     cluster.servers.extend(others);
     cluster.list_peers();
     cluster.servers[0].restart().await;
+    let settings = serde_json::json!({ "settle_ms": 30 });
     for at in [1, 2] {
         cluster.servers[at].launch();
         cluster.waits_to_be_added(at).await;
@@ -215,6 +234,10 @@ async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
         let add = format!("add {} {address}", at + 1);
         let why = cluster.refusal(at, &add).await;
         assert!(why.contains("is not in the cluster yet"), "{why}");
+        assert!(!why.contains("no majority"), "{why}");
+        let (status, why) = cluster.servers[at].admin().put(GROUP, &settings).await;
+        let refused = status == 503 && why.contains("is not in the cluster yet");
+        assert!(refused, "{status} {why}");
         cluster.change(0, &add).await;
     }
     cluster.voters(2, 3).await;

@@ -28,8 +28,14 @@ const DEGRADED_AFTER: f64 = 5.0;
 /// The metric of this time.
 const WITHOUT_QUORUM: &str = "skyschedule_without_quorum_seconds";
 
-/// What a server says that notices.
-const SPLIT: &str = "have decided different things";
+/// What a server says that notices, and ends.
+const SPLIT: &str = "This one ends, and overwrites nothing";
+
+/// What the others say.
+const TOLD: &str = "another replica has ended, since it and";
+
+/// What all of them tell the operator to do.
+const REMEDY: &str = "go on as the README says under Restore";
 
 /// How the leaderships of those with copies compare with that of the one that stood still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,10 +155,30 @@ async fn run_together(terms: Terms) {
     for at in noticed {
         let server = &mut cluster.servers[at];
         assert_eq!(server.ended().await.code(), Some(1), "{}", server.log());
-        assert!(server.logged("README"), "{}", server.log());
-        // It says so each time that it meets the other.
-        let said = server.count_logged(SPLIT);
-        assert!(said > 0);
+    }
+    for server in &cluster.servers {
+        // Whoever led in the same term has noticed, too.
+        let said = if server.logged(SPLIT) { SPLIT } else { TOLD };
+        server.until_logged(said).await;
+        let lines = server.log();
+        let mut lines = lines.lines().filter(|line| line.contains(said));
+        assert!(
+            lines.any(|line| line.contains("ERROR") && line.contains(REMEDY)),
+            "{}",
+            server.log()
+        );
+    }
+    for server in cluster.servers.iter().filter(|server| !server.runs()) {
+        let log = server.log();
+        let last = log.lines().rfind(|line| line.contains("ERROR"));
+        let last = last.unwrap_or_default();
+        for part in [
+            "the server has ended",
+            "have decided different things",
+            REMEDY,
+        ] {
+            assert!(last.contains(part), "{part}: {log}");
+        }
     }
 }
 

@@ -91,14 +91,52 @@ async fn a_dead_leader_is_given_up_with_one_command_and_without_a_majority_it_sa
     cluster.lead(second).await;
     cluster.servers[second].kill().await;
     cluster.is_away(first, second).await;
-    let (done, text) = cluster.command(first, &remove(second)).await;
-    let address = cluster.servers[second].address();
-    for part in [
-        &format!("no majority: replica {} reaches 1 of 2 voters", first + 1),
-        &format!("Away: {} ({address})", second + 1),
-        "Start those again",
-    ] {
-        assert!(!done && text.contains(part), "{part} in {text}");
+    says_that_there_is_no_majority(&cluster, first, second).await;
+
+    // The same where the one that is left has led.
+    cluster.servers[second].restart().await;
+    cluster.servers[first].ready().await;
+    cluster.lead(first).await;
+    let admin = cluster.servers[first].admin();
+    admin.configure("orders", &serde_json::json!({})).await;
+    cluster.servers[second].kill().await;
+    cluster.is_away(first, second).await;
+    says_that_there_is_no_majority(&cluster, first, second).await;
+}
+
+/// Of two servers one is away: whatever the other one is asked to change.
+async fn says_that_there_is_no_majority(cluster: &Cluster, left: usize, away: usize) {
+    let server = &cluster.servers[left];
+    let says = |text: &str| {
+        let away = format!("Away: {} ({})", away + 1, cluster.servers[away].address());
+        let reaches = format!("no majority: replica {} reaches 1 of 2 voters", left + 1);
+        for part in [&reaches, &away, "Start those again"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    };
+    let remove = format!("remove {}", away + 1);
+    let (admin, settings) = (server.admin(), serde_json::json!({}));
+    let ((removed, removal), (drained, drain), (status, change)) = tokio::join!(
+        cluster.command(left, &remove),
+        server.command(&["drain", "orders", "nobody"]),
+        admin.put("orders", &settings),
+    );
+    says(&removal);
+    says(&change);
+    assert!(
+        !removed && status == 503 && change.contains("\"unavailable\""),
+        "{change}"
+    );
+    // A leader that does not know yet that it leads no more knows that there is no such member.
+    let knows = drain.contains("no member nobody");
+    assert!(!drained, "{drain}");
+    if !knows {
+        says(&drain);
+    }
+    // It numbers available groups by itself, or says why it does not.
+    let (ready, status) = server.command(&["status"]).await;
+    if !ready {
+        says(&status);
     }
 }
 
@@ -219,6 +257,21 @@ async fn a_server_that_is_given_up_is_replaced_by_another_one() {
     for &at in &voters {
         cluster.voters(at, 3).await;
     }
+    // Its folder is of no use any more, and its id is, with an empty one.
+    let given_up = &mut cluster.servers[lost];
+    given_up.launch();
+    assert_eq!(given_up.ended().await.code(), Some(1));
+    assert!(given_up.logged("takes part in it no more"));
+    given_up.lose_disk();
+    given_up.launch();
+    cluster.waits_to_be_added(lost).await;
+    let address = cluster.servers[lost].address();
+    let add = format!("add {} {address}", lost + 1);
+    cluster.change(leader, &add).await;
+    for at in 0..4 {
+        cluster.voters(at, 4).await;
+    }
+    cluster.lead(lost).await;
     cluster.servers[new].hears(GROUP, 2).await;
     assert_eq!(kept(&members), before);
 }

@@ -86,13 +86,15 @@ impl Admin {
         }
     }
 
+    /// Asks that a group have these settings: the status and the answer.
+    pub async fn put(&self, group: &str, settings: &Value) -> (u16, String) {
+        let path = format!("/api/v1/groups/{group}");
+        self.answer("PUT", &path, Some(settings.to_string())).await
+    }
+
     /// Asks that a group have these settings; whether it has.
     pub async fn try_configure(&self, group: &str, settings: &Value) -> bool {
-        let path = format!("/api/v1/groups/{group}");
-        self.answer("PUT", &path, Some(settings.to_string()))
-            .await
-            .0
-            == 200
+        self.put(group, settings).await.0 == 200
     }
 
     /// A member of a group as the server shows it; `None` while there is none with this client id.

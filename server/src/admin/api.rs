@@ -13,6 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::change::change;
+use super::cluster::undecided;
 use super::error::{ApiError, ErrorBody};
 use super::events::{self, Missed};
 use super::shapes::{GroupBody, GroupList, MemberBody, SettingsBody};
@@ -96,7 +97,10 @@ async fn put_group(
     let present = present.map_or_else(Settings::default, |group| group.settings);
     let settings = change(&present, &body?).map_err(ApiError::Invalid)?;
     tracing::info!(group = %name, %settings, "asked through the admin interface to change settings");
-    Ok(Json(shared.handle.configure(name, settings).await?.into()))
+    match shared.handle.configure(name, settings).await {
+        Ok(group) => Ok(Json(group.into())),
+        Err(error) => Err(undecided(&shared, error.into()).await),
+    }
 }
 
 /// Deletes a group that has no members. The settings are gone; epochs go on where they were if a group of this name is
@@ -120,8 +124,10 @@ async fn delete_group(
         return Err(DeleteError::Unknown(name).into());
     };
     tracing::info!(group = %name, "asked through the admin interface to delete a group");
-    shared.handle.delete(name).await?;
-    Ok(Json(group.into()))
+    match shared.handle.delete(name).await {
+        Ok(()) => Ok(Json(group.into())),
+        Err(error) => Err(undecided(&shared, error.into()).await),
+    }
 }
 
 /// Lets a member's share move away while it stays connected. It drains until that is taken back, here or by its
@@ -192,13 +198,18 @@ async fn drains(
     let (handle, at) = (&shared.handle, (group.clone(), client.clone()));
     let member = if drains {
         tracing::info!(%group, %client, "asked through the admin interface to drain a member");
-        handle.drain(at.0, at.1).await?
+        handle.drain(at.0, at.1).await
     } else {
         tracing::info!(%group, %client, "asked through the admin interface to take the drain of a member back");
-        handle.undrain(at.0, at.1).await?
+        handle.undrain(at.0, at.1).await
     };
-    let none = || ApiError::NotFound(format!("group {group} has no member {client}"));
-    member.map(|member| Json(member.into())).ok_or_else(none)
+    match member {
+        Ok(Some(member)) => Ok(Json(member.into())),
+        Ok(None) => Err(ApiError::NotFound(format!(
+            "group {group} has no member {client}"
+        ))),
+        Err(error) => Err(undecided(shared, error.into()).await),
+    }
 }
 
 fn group_name(path: Result<Path<String>, PathRejection>) -> Result<GroupName, ApiError> {

@@ -27,6 +27,9 @@ use crate::view::ClusterView;
 const ATTEMPTS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long is looked for the reason why something is not decided.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// A replica to be added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +51,7 @@ pub(super) struct NewLeader {
 pub(super) fn routes() -> OpenApiRouter<Arc<Shared>> {
     OpenApiRouter::new()
         .routes(routes!(cluster))
+        .routes(routes!(replicas))
         .routes(routes!(add_replica, remove_replica))
         .routes(routes!(transfer))
 }
@@ -61,10 +65,20 @@ async fn cluster(State(shared): Server) -> Result<Json<ClusterView>, ApiError> {
     Ok(Json(shared.handle.cluster().await?))
 }
 
+/// The replicas as the one that leads sees them, which alone knows how much each of them lacks; without one that answers, as
+/// this one does.
+#[utoipa::path(get, path = "/api/v1/cluster/replicas", tag = "cluster", responses(
+    (status = 200, body = ClusterView),
+    (status = 503, body = ErrorBody),
+))]
+async fn replicas(State(shared): Server) -> Result<Json<ClusterView>, ApiError> {
+    Ok(Json(shared.handle.cluster().await?))
+}
+
 /// Adds a replica that runs with an empty data folder: as a learner first, and when it has caught up, as a voter. Asked
 /// again, it goes on where it was.
 #[utoipa::path(put, path = "/api/v1/cluster/replicas/{id}", tag = "cluster",
-    params(("id" = u16, Path, description = "Its id: a number that no replica of this cluster has, or ever had")),
+    params(("id" = u16, Path, description = "Its id: a number that no replica of this cluster has. That of a removed one may be used again, once its old data folder is gone for good")),
     request_body = NewReplica,
     responses(
         (status = 200, body = ClusterView, description = "It votes"),
@@ -195,12 +209,19 @@ async fn not_done(shared: &Shared, what: &str, replica: Option<u16>, why: Change
     undecided(shared, why.into()).await
 }
 
-/// Where nothing can be decided at all, the caller is told that, whatever else is in the way.
+/// Why a change was not decided. Where nothing can be decided at all, the caller is told that, whatever else is in the way.
 pub(super) async fn undecided(shared: &Shared, error: ApiError) -> ApiError {
-    let Ok(cluster) = shared.handle.cluster().await else {
-        return error;
+    let cluster = match env::timeout(LOOK, shared.handle.cluster()).await {
+        Ok(Ok(cluster)) => cluster,
+        _ => return error,
+    };
+    let error = match error {
+        // It does not stop: it leads no more.
+        ApiError::Unanswered(_) if !*shared.stop.borrow() => ChangeError::NotLeader.into(),
+        error => error,
     };
     match (error, no_majority(&cluster)) {
+        (ApiError::NoLeader(_), _) if !cluster.formed => ChangeError::NotMember.into(),
         (ApiError::NoLeader(_) | ApiError::Conflict(_), Some(why)) => ApiError::Unavailable(why),
         // It may be decided later.
         (ApiError::Unavailable(text), Some(why)) => ApiError::Unavailable(format!("{text}; {why}")),
@@ -208,18 +229,22 @@ pub(super) async fn undecided(shared: &Shared, error: ApiError) -> ApiError {
     }
 }
 
-fn no_majority(cluster: &ClusterView) -> Option<String> {
+/// That most of the voters cannot be reached, and which, where it is so. Before there are voters nothing is said of them.
+pub(super) fn no_majority(cluster: &ClusterView) -> Option<String> {
     let own = cluster.replica_id;
     let (mut there, mut away) = (0, Vec::new());
+    let mut votes = false;
     for replica in cluster.replicas.iter().filter(|replica| replica.voter) {
+        votes |= replica.id == own;
         match replica.reachable || replica.id == own {
             true => there += 1,
             false => away.push(format!("{} ({})", replica.id, replica.address)),
         }
     }
-    (there <= away.len()).then(|| {
+    let included = if votes { ", itself included" } else { "" };
+    (!away.is_empty() && there <= away.len()).then(|| {
         format!(
-            "no majority: replica {own} reaches {there} of {} voters, itself included, and nothing can be decided, not even who the \
+            "no majority: replica {own} reaches {there} of {} voters{included}, and nothing can be decided, not even who the \
              replicas are. Away: {}. Start those again, or mend the network to them, then ask again; if their disks are lost, see \
              Restore in the README",
             there + away.len(),

@@ -34,6 +34,8 @@ pub(super) enum ApiError {
     Unavailable(String),
     /// Not now, since it is a leader's to do and none could be asked. It is worth asking again at once: one is elected.
     NoLeader(String),
+    /// No answer, as from a server that stops, or from one that leads no more.
+    Unanswered(String),
 }
 
 /// What every error looks like.
@@ -79,7 +81,9 @@ impl ApiError {
                 "unsupported_media_type",
                 "send JSON, with Content-Type: application/json".into(),
             ),
-            Self::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", text),
+            Self::Unavailable(text) | Self::Unanswered(text) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "unavailable", text)
+            }
             Self::NoLeader(text) => (StatusCode::SERVICE_UNAVAILABLE, "no_leader", text),
         }
     }
@@ -127,7 +131,12 @@ impl From<InvalidName> for ApiError {
 
 impl From<AskError> for ApiError {
     fn from(error: AskError) -> Self {
-        Self::Unavailable(error.to_string())
+        let text = error.to_string();
+        match error {
+            AskError::Busy => Self::Unavailable(text),
+            AskError::NotLeader => Self::NoLeader(text),
+            AskError::Stopped => Self::Unanswered(text),
+        }
     }
 }
 
@@ -137,7 +146,7 @@ impl From<DeleteError> for ApiError {
         match error {
             DeleteError::Unknown(_) => Self::NotFound(text),
             DeleteError::Members { .. } => Self::Conflict(text),
-            DeleteError::Ask(_) => Self::Unavailable(text),
+            DeleteError::Ask(error) => error.into(),
         }
     }
 }

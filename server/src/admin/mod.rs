@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::Method;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use skyschedule_common::env;
@@ -144,7 +145,7 @@ fn router(
             forward::pass_on,
         ))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn(in_time))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), in_time))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&shared),
             access::check,
@@ -163,12 +164,17 @@ fn calls() -> Router<Arc<Shared>> {
 }
 
 /// Ends calls that take too long; the answer of events begins at once.
-async fn in_time(request: Request, next: Next) -> Response {
-    env::timeout(CALL_LIMIT, next.run(request))
-        .await
-        .unwrap_or_else(|_| {
-            ApiError::Unavailable("no answer in time; try again".into()).into_response()
-        })
+async fn in_time(State(shared): Server, request: Request, next: Next) -> Response {
+    let reads = request.method() == Method::GET;
+    let late = match env::timeout(CALL_LIMIT, next.run(request)).await {
+        Ok(answer) => return answer,
+        Err(_) if reads => ApiError::Unavailable("no answer in time; try again".into()),
+        Err(_) => {
+            let text = "no answer in time: it may be decided yet, or not; ask again";
+            cluster::undecided(&shared, ApiError::Unavailable(text.into())).await
+        }
+    };
+    late.into_response()
 }
 
 /// Browsers must not guess types, keep answers, or let other sites embed them.

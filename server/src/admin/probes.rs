@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use skyschedule_common::env;
 use utoipa::ToSchema;
 
+use super::cluster::no_majority;
 use super::error::{ApiError, ErrorBody};
 use super::{Server, Shared};
 use crate::view::ClusterView;
@@ -77,9 +78,14 @@ pub(super) async fn readyz(State(shared): Server) -> Result<Json<Probe>, ApiErro
         ClusterView { formed: false, .. } => Err(ApiError::Unavailable(
             "this replica is in no cluster yet; its log says what it waits for".into(),
         )),
-        _ => Err(ApiError::Unavailable(
-            "there is no leader, or it has no quorum; clients work on with what they have".into(),
-        )),
+        cluster => {
+            let why = no_majority(&cluster).unwrap_or_else(|| {
+                "there is no leader that most of the replicas follow; one is elected".to_owned()
+            });
+            Err(ApiError::Unavailable(format!(
+                "{why}. Clients of available groups work on with what they have"
+            )))
+        }
     }
 }
 

@@ -1,21 +1,30 @@
 //! Commands that ask a running server.
 
 use std::io;
+use std::thread::sleep;
 use std::time::Duration;
 
 use clap::ArgMatches;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::{ExposeSecret as _, SecretString};
-use serde_json::Value;
+use serde_json::{Value, json};
+use skyschedule_common::env;
 use skyschedule_common::ids::{ClientId, GroupName};
 use skyschedule_server::config::{ADMIN, ADMIN_TOKEN, ADMIN_TOKEN_FILE};
 use ureq::Agent;
 use ureq::http::Request;
 
+use super::unanswered::{self, Asked};
 use super::{Failure, print, show, sources};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long is asked again while there is no leader: many elections fit in.
+const ELECTED: Duration = Duration::from_secs(6);
+/// Pause between two questions.
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// Largest answer: 10,000 members are some 3 MB.
 const MAX_ANSWER: u64 = 256 << 20;
@@ -35,7 +44,7 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
             }
         }
         "cluster" => {
-            let cluster = server.get("api/v1/cluster")?;
+            let cluster = server.cluster()?;
             if json {
                 pretty(&cluster)
             } else {
@@ -50,7 +59,8 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
                 group(matches),
                 segment(client)
             );
-            let member = server.post(&path)?;
+            let member = server.change(Method::Post, &path, None)?;
+            let member = member.unwrap_or_default();
             match (json, name) {
                 (true, _) => pretty(&member),
                 (false, "drain") => show::drained(group(matches), &member),
@@ -75,7 +85,8 @@ pub(super) fn ask(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
 pub(super) fn delete_group(matches: &ArgMatches) -> Result<(), Failure> {
     let server = Server::of(matches)?;
     let name = group(matches);
-    let deleted = server.must(Method::Delete, &format!("api/v1/groups/{name}"), None)?;
+    let deleted = server.change(Method::Delete, &format!("api/v1/groups/{name}"), None)?;
+    let deleted = deleted.unwrap_or_else(|| json!({ "name": name }));
     print(&match matches.get_flag("json") {
         true => pretty(&deleted),
         false => format!("group {name} is deleted\n"),
@@ -93,14 +104,14 @@ fn group(matches: &ArgMatches) -> &str {
 
 /// Prints the status; one that does not serve is a failure, so that scripts can ask.
 fn status(server: &Server, json: bool) -> Result<(), Failure> {
-    let cluster = server.get("api/v1/cluster")?;
+    let cluster = server.cluster()?;
     let not_ready = server.call(Method::Get, "readyz", None)?.err();
     let not_ready = not_ready.map(|refusal| refusal.text);
     // A server that is not ready may not know its groups either.
     let groups = server.call(Method::Get, "api/v1/groups", None)?;
     let problems = show::problems(&groups.unwrap_or_default());
     if json {
-        let status = serde_json::json!({
+        let status = json!({
             "cluster": cluster,
             "ready": not_ready.is_none(),
             "reason": not_ready,
@@ -117,7 +128,7 @@ fn status(server: &Server, json: bool) -> Result<(), Failure> {
 }
 
 /// How a server is called.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Method {
     Get,
     Post,
@@ -137,7 +148,8 @@ pub(super) struct Refusal {
 /// The admin interface of one server.
 pub(super) struct Server {
     agent: Agent,
-    url: String,
+    place: String,
+    patience: Duration,
     token: Option<SecretString>,
 }
 
@@ -149,11 +161,11 @@ impl Server {
         let token = sources
             .secret(&ADMIN_TOKEN, &ADMIN_TOKEN_FILE)
             .map_err(Failure::Usage)?;
-        Self::new(&admin.unwrap_or_default(), token)
+        Self::new(&admin.unwrap_or_default(), token, PATIENCE)
     }
 
     /// `admin` is `host:port` or a URL.
-    fn new(admin: &str, token: Option<SecretString>) -> Result<Self, Failure> {
+    fn new(admin: &str, token: Option<SecretString>, patience: Duration) -> Result<Self, Failure> {
         if admin.starts_with("https://") {
             let text = "admin: this version speaks http:// only; for TLS use a tunnel or another HTTP client";
             return Err(Failure::Usage(text.into()));
@@ -167,7 +179,8 @@ impl Server {
             return Err(Failure::Usage(text));
         }
         let agent = Agent::config_builder()
-            .timeout_global(Some(PATIENCE))
+            .timeout_global(Some(patience))
+            .timeout_connect(Some(CONNECT))
             .http_status_as_error(false)
             .max_redirects(0)
             // A proxy of the environment is for other hosts than this one.
@@ -176,45 +189,89 @@ impl Server {
             .into();
         Ok(Self {
             agent,
-            url: format!("http://{place}"),
+            place: place.to_owned(),
+            patience,
             token,
         })
     }
 
-    /// The answer to a call that must succeed.
-    fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.must(Method::Get, path, None)
+    /// The replicas as this server sees them, and how much each of them lacks, which the leader is asked for.
+    pub(super) fn cluster(&self) -> Result<Value, Failure> {
+        let mut cluster = self.get("api/v1/cluster")?;
+        self.add_lags(&mut cluster);
+        Ok(cluster)
     }
 
-    /// The answer to a call that changes something and must succeed.
-    fn post(&self, path: &str) -> Result<Value, Failure> {
-        self.must(Method::Post, path, None)
+    /// Only the leader knows how much each replica lacks; where it cannot be asked, that stays open.
+    pub(super) fn add_lags(&self, cluster: &mut Value) {
+        let leader = cluster["leader"].clone();
+        if leader.is_null() || leader == cluster["replica_id"] {
+            return;
+        }
+        let Ok(Ok(seen)) = self.call(Method::Get, "api/v1/cluster/replicas", None) else {
+            return;
+        };
+        if seen["replica_id"] != leader {
+            return;
+        }
+        let lags = seen["replicas"].as_array().into_iter().flatten();
+        let lags: Vec<_> = lags
+            .map(|replica| (&replica["id"], &replica["lag"]))
+            .collect();
+        for replica in cluster["replicas"].as_array_mut().into_iter().flatten() {
+            let lag = lags.iter().find(|(id, _)| **id == replica["id"]);
+            if let Some((_, lag)) = lag {
+                replica["lag"] = (*lag).clone();
+            }
+        }
     }
 
-    /// The answer to a call that must succeed.
-    pub(super) fn must(
+    /// The answer to a change, which is the leader's to decide, and which any server passes on to it. While the servers elect
+    /// one, asks again. None: what was to be deleted is not there any more, since the answer to an earlier question was lost
+    /// with the leader that gave it.
+    pub(super) fn change(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Value, Failure> {
-        let answer = self.call(method, path, body)?;
+    ) -> Result<Option<Value>, Failure> {
+        let until = env::now() + ELECTED;
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            let refusal = match self.call(method, path, body)? {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(refusal) => refusal,
+            };
+            match refusal.code.as_str() {
+                "no_leader" if env::now() < until => sleep(PAUSE),
+                "not_found" if method == Method::Delete && asked > 1 => return Ok(None),
+                _ => return Err(Failure::Failed(refusal.text)),
+            }
+        }
+    }
+
+    /// The answer to a question that must have one.
+    fn get(&self, path: &str) -> Result<Value, Failure> {
+        let answer = self.call(Method::Get, path, None)?;
         answer.map_err(|refusal| Failure::Failed(refusal.text))
     }
 
     /// The answer, or the server's error.
-    pub(super) fn call(
+    fn call(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<Result<Value, Refusal>, Failure> {
-        let url = format!("{}/{path}", self.url);
-        let unreachable = |error: ureq::Error| {
-            Failure::Failed(format!(
-                "no answer from {url}: {error}; is the server running, and is this its admin address (--admin)?"
-            ))
+        let place = self.place.as_str();
+        let asked = Asked {
+            place,
+            connect: CONNECT,
+            patience: self.patience,
+            changes: method != Method::Get,
         };
+        let unanswered = |error: ureq::Error| Failure::Failed(unanswered::why(asked, &error));
         let request = Request::builder()
             .method(match method {
                 Method::Get => "GET",
@@ -222,7 +279,7 @@ impl Server {
                 Method::Put => "PUT",
                 Method::Delete => "DELETE",
             })
-            .uri(&url)
+            .uri(format!("http://{place}/{path}"))
             // Calls that change something must say so, also without a body.
             .header("content-type", "application/json");
         let request = match &self.token {
@@ -236,29 +293,34 @@ impl Server {
             .body(body)
             .map_err(ureq::Error::from)
             .and_then(|request| self.agent.run(request));
-        let mut response = response.map_err(unreachable)?;
+        let mut response = response.map_err(unanswered)?;
         let status = response.status();
         let body = response
             .body_mut()
             .with_config()
             .limit(MAX_ANSWER)
             .read_to_string()
-            .map_err(unreachable)?;
+            .map_err(unanswered)?;
         let value: Option<Value> = serde_json::from_str(&body).ok();
         if status.is_success() {
             return match value {
                 Some(value) => Ok(Ok(value)),
-                None => Err(Failure::Failed(format!(
-                    "{url} answers, but not as SkySchedule does"
-                ))),
+                None => Err(Failure::Failed(foreign(place, status.as_u16()))),
             };
         }
         let error = |part: &str| Some(value.as_ref()?["error"][part].as_str()?.to_owned());
         Ok(Err(Refusal {
             code: error("code").unwrap_or_default(),
-            text: error("message").unwrap_or_else(|| format!("{url} answers {status}")),
+            text: error("message").unwrap_or_else(|| foreign(place, status.as_u16())),
         }))
     }
+}
+
+/// Something answers that is not ours.
+fn foreign(place: &str, status: u16) -> String {
+    format!(
+        "{place} answers (HTTP {status}), but not as SkySchedule does: is this a server's admin address (--admin), with no proxy before it?"
+    )
 }
 
 pub(super) fn pretty(value: &Value) -> String {
@@ -275,7 +337,76 @@ fn segment(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Mutex;
+    use std::thread;
+
     use super::*;
+
+    /// What is said when whoever listens treats each caller so.
+    fn said(method: Method, answer: impl Fn(TcpStream) + Send + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        thread::spawn(move || listener.incoming().flatten().for_each(answer));
+        let server = Server::new(&place, None, Duration::from_millis(300)).unwrap();
+        let text = match server.call(method, "api/v1/groups", None) {
+            Err(Failure::Failed(text)) => text,
+            Ok(Err(refusal)) => refusal.text,
+            other => panic!("{other:?}"),
+        };
+        assert!(text.contains(&place) && text.contains("--admin"), "{text}");
+        text
+    }
+
+    #[test]
+    fn whoever_does_not_answer_as_a_server_does_is_described_and_named() {
+        let open = Mutex::new(Vec::new());
+        let silent = said(Method::Get, move |stream| open.lock().unwrap().push(stream));
+        assert!(silent.contains("no answer within 0.3 s"), "{silent}");
+        assert!(!silent.contains("may be done"), "{silent}");
+        let open = Mutex::new(Vec::new());
+        let silent = said(Method::Post, move |stream| {
+            open.lock().unwrap().push(stream)
+        });
+        assert!(silent.contains("may be done or not: ask again"), "{silent}");
+        let says = |text: &'static str| {
+            move |mut stream: TcpStream| {
+                let _ = stream.read(&mut [0; 1_024]);
+                let _ = stream.write_all(text.as_bytes());
+            }
+        };
+        let ended = said(Method::Get, says(""));
+        assert!(ended.contains("ended the connection"), "{ended}");
+        let noise = said(Method::Get, says("\u{1}\u{2} 220 mail\r\n\r\n"));
+        assert!(noise.contains("does not answer in HTTP"), "{noise}");
+        for page in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let page = said(Method::Get, says(page));
+            assert!(page.contains("not as SkySchedule does"), "{page}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_not_there_is_named() {
+        let said = |place: &str| match Server::new(place, None, PATIENCE).unwrap().get("readyz") {
+            Err(Failure::Failed(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        let unknown = said("no-such-host.invalid:9980");
+        let expected = "the name in no-such-host.invalid:9980 cannot be resolved";
+        assert!(unknown.starts_with(expected), "{unknown}");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let nobody = said(&place);
+        assert!(
+            nobody.starts_with(&format!("nothing listens at {place}")),
+            "{nobody}"
+        );
+    }
 
     #[test]
     fn a_client_id_means_nothing_within_a_path() {

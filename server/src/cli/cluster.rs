@@ -8,15 +8,14 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use skyschedule_common::env;
 
-use super::ask::{Method, Server, pretty};
+use super::ask::{Method, PAUSE, Server, pretty};
 use super::{Failure, asking, print, show};
 
 /// How long a new replica may take to catch up.
 const CATCH_UP: Duration = Duration::from_secs(600);
-/// Pause between two questions.
-const PAUSE: Duration = Duration::from_millis(500);
-/// How long is asked again while there is no leader: many elections fit in.
-const ELECTED: Duration = Duration::from_secs(6);
+
+const REPLICA_ID: &str = "Its --replica-id: a number that no replica of this cluster has. That of a removed one may be used again, \
+     once its old data folder is gone for good";
 
 /// `skyschedule cluster`, which shows the replicas, and its commands.
 pub(super) fn command() -> Command {
@@ -28,7 +27,7 @@ pub(super) fn command() -> Command {
     };
     let add = Command::new("add")
         .about("Adds a replica: first as a learner, then, when it has caught up, as a voter")
-        .arg(id("Its --replica-id: a number that no replica of this cluster has, or ever had").required(true))
+        .arg(id(REPLICA_ID).required(true))
         .arg(
             Arg::new("address")
                 .value_name("HOST:PORT")
@@ -53,7 +52,7 @@ pub(super) fn command() -> Command {
         .arg(id("Which; the one that knows most by default"));
     asking(
         "cluster",
-        "Shows the replicas, as the one that is asked sees them; or adds one, removes one, has another one lead",
+        "Shows the replicas, as the one that is asked sees them, and what each lacks, as the leader knows; or adds one, removes one, has another one lead",
     )
     // Before and after the name of the command.
     .mut_args(|arg| arg.global(true))
@@ -71,18 +70,25 @@ pub(super) fn change(matches: &ArgMatches) -> Result<(), Failure> {
     let cluster = match (name, id) {
         ("add", Some(id)) => {
             let address = matches.get_one::<String>("address");
-            add(&server, id, address.map_or("", String::as_str))?
+            Some(add(&server, id, address.map_or("", String::as_str))?)
         }
         ("remove", Some(id)) => {
             let force = matches.get_flag("force");
             let path = format!("{}?force={force}", path(id));
-            ask_leader(&server, Method::Delete, &path, None)?
+            server.change(Method::Delete, &path, None)?
         }
         _ => {
             let body = json!({ "to": id });
             let path = "api/v1/cluster/transfer";
-            ask_leader(&server, Method::Post, path, Some(&body))?
+            server.change(Method::Post, path, Some(&body))?
         }
+    };
+    let cluster = match cluster {
+        Some(mut cluster) => {
+            server.add_lags(&mut cluster);
+            cluster
+        }
+        None => server.cluster()?,
     };
     let text = match matches.get_flag("json") {
         true => pretty(&cluster),
@@ -92,40 +98,14 @@ pub(super) fn change(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Changes are the leader's to decide, and any server passes them on to it. While the servers elect one, asks again.
-fn ask_leader(
-    server: &Server,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-) -> Result<Value, Failure> {
-    let until = env::now() + ELECTED;
-    let mut asked = 0;
-    loop {
-        asked += 1;
-        let refusal = match server.call(method, path, body)? {
-            Ok(cluster) => return Ok(cluster),
-            Err(refusal) => refusal,
-        };
-        let is_removal = matches!(method, Method::Delete);
-        match refusal.code.as_str() {
-            "no_leader" if env::now() < until => sleep(PAUSE),
-            // The answer to an earlier question was lost with the leader that gave it.
-            "not_found" if is_removal && asked > 1 => {
-                return server.must(Method::Get, "api/v1/cluster", None);
-            }
-            _ => return Err(Failure::Failed(refusal.text)),
-        }
-    }
-}
-
 /// Asks until the new replica votes.
 fn add(server: &Server, id: u16, address: &str) -> Result<Value, Failure> {
     let path = format!("api/v1/cluster/replicas/{id}");
     let until = env::now() + CATCH_UP;
     loop {
         let body = json!({ "address": address });
-        let cluster = ask_leader(server, Method::Put, &path, Some(&body))?;
+        let cluster = server.change(Method::Put, &path, Some(&body))?;
+        let cluster = cluster.unwrap_or_default();
         let mut replicas = cluster["replicas"].as_array().into_iter().flatten();
         let new = replicas.find(|replica| replica["id"] == id);
         if new.is_some_and(|replica| replica["voter"] == true) {
@@ -136,11 +116,13 @@ fn add(server: &Server, id: u16, address: &str) -> Result<Value, Failure> {
                 "replica {id} has not caught up yet; it goes on, and the same command finishes it"
             )));
         }
-        let lag = new.map_or(&Value::Null, |replica| &replica["lag"]);
+        let lag = new.and_then(|replica| replica["lag"].as_u64());
+        let lag = lag.map(|lag| format!(", {lag} entries to go"));
         // Nobody may be listening.
         let _ = writeln!(
             std::io::stderr(),
-            "replica {id} catches up, {lag} entries to go"
+            "replica {id} catches up{}",
+            lag.unwrap_or_default()
         );
         sleep(PAUSE);
     }

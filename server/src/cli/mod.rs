@@ -11,6 +11,7 @@ mod cluster;
 mod logs;
 mod serve;
 mod show;
+mod unanswered;
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

@@ -32,7 +32,11 @@ pub(super) fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     runtime.shutdown_timeout(LEFTOVERS);
     // In the way of the log, which waits for no reader: a server that has failed must end.
     done.map_err(|failure| {
-        stderr.say(&failure.to_string());
+        if tracing::enabled!(tracing::Level::ERROR) {
+            tracing::error!(why = %failure, "the server has ended");
+        } else {
+            stderr.say(&failure.to_string());
+        }
         match failure {
             Failure::Failed(_) => Failure::Failed(String::new()),
             Failure::Usage(_) => Failure::Usage(String::new()),

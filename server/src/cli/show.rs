@@ -30,9 +30,10 @@ pub(super) fn status(cluster: &Value, not_ready: Option<&str>, problems: &[Strin
         None => "ready".to_owned(),
     };
     format!(
-        "replica {}, {}: {ready}\n{table}\n{}",
+        "replica {}, {}: {ready}\n{table}\n{}{}",
         text(&cluster["replica_id"]),
         term(cluster),
+        unknown_lag(cluster),
         lines(problems),
     )
 }
@@ -41,10 +42,31 @@ pub(super) fn status(cluster: &Value, not_ready: Option<&str>, problems: &[Strin
 pub(super) fn cluster(cluster: &Value) -> String {
     let table = replicas(cluster);
     format!(
-        "as replica {} sees them, {}\n{table}\n",
+        "as replica {} sees them, {}\n{table}\n{}",
         text(&cluster["replica_id"]),
         term(cluster),
+        unknown_lag(cluster),
     )
+}
+
+/// Why no lag is shown, where none is: only the leader knows it.
+fn unknown_lag(cluster: &Value) -> String {
+    let replicas = list(&cluster["replicas"]);
+    let is_known = replicas.iter().any(|replica| !replica["lag"].is_null());
+    if is_known || replicas.len() < 2 || !is_formed(cluster) {
+        return String::new();
+    }
+    let leader = &cluster["leader"];
+    match replicas.iter().find(|replica| replica["id"] == *leader) {
+        Some(replica) => format!(
+            "LAG is known to the leader only, replica {} ({}), which gave no answer: ask there (--admin)\n",
+            text(leader),
+            text(&replica["address"]),
+        ),
+        None => {
+            "LAG is known to the leader only, and there is none that this replica follows\n".into()
+        }
+    }
 }
 
 fn is_formed(cluster: &Value) -> bool {
@@ -204,6 +226,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn it_is_said_why_no_lag_is_shown() {
+        let seen = |leader: Value, lag: Value| {
+            cluster(&json!({
+                "replica_id": 1, "leader": leader, "term": 3, "formed": true, "replicas": [
+                    { "id": 1, "address": "sky-1:9991", "voter": true, "reachable": true, "lag": lag },
+                    { "id": 2, "address": "sky-2:9991", "voter": true, "reachable": true, "lag": null },
+                ],
+            }))
+        };
+        let asked = seen(json!(2), Value::Null);
+        assert!(
+            asked.contains("leader only, replica 2 (sky-2:9991)"),
+            "{asked}"
+        );
+        let nobody = seen(Value::Null, Value::Null);
+        assert!(nobody.contains("there is none"), "{nobody}");
+        let known = seen(json!(2), json!(0));
+        assert!(!known.contains("leader only"), "{known}");
+    }
 
     #[test]
     fn members_are_shown_with_their_numbers() {

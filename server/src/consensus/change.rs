@@ -38,7 +38,9 @@ pub enum ChangeError {
     #[error("this replica does not lead; ask again, or ask the leader")]
     NotLeader,
     /// It is no member itself.
-    #[error("this replica is not in the cluster yet; ask one that is (--admin)")]
+    #[error(
+        "this replica is not in the cluster yet, and its log says what it waits for; ask one that is (--admin)"
+    )]
     NotMember,
     /// It has no others.
     #[error(
@@ -342,12 +344,19 @@ async fn within<T: Send + 'static>(
             Err(ChangeError::NotLeader)
         }
         Ok(Ok(Err(RaftError::APIError(ClientWriteError::ChangeMembershipError(error))))) => {
-            Err(ChangeError::Conflict(format!("{error}; ask again")))
+            tracing::info!(%error, "the replicas cannot be changed now");
+            Err(ChangeError::Conflict(
+                "what was decided before about the replicas is not known to most of them yet; ask again".into(),
+            ))
         }
-        Ok(Ok(Err(error))) => Err(undecided(format!(
-            "it may be decided or not ({error}); ask again"
-        ))),
-        Ok(Err(error)) => Err(undecided(error.to_string())),
+        Ok(Ok(Err(RaftError::APIError(_)))) => Err(undecided(
+            "another replica has begun to lead meanwhile: it may be decided or not; ask again"
+                .into(),
+        )),
+        Ok(Ok(Err(RaftError::Fatal(_))) | Err(_)) => Err(undecided(
+            "this replica ends, as its log says: it may be decided or not; ask again, another one"
+                .into(),
+        )),
         Err(_) => Err(undecided(
             "too few replicas answer: it is not decided yet, and will be as soon as enough do"
                 .into(),

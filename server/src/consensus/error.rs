@@ -2,6 +2,8 @@
 
 use std::io;
 
+use super::split::REMEDY;
+
 /// The memory of this replica cannot be opened, or cannot be written any more.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -103,7 +105,8 @@ pub enum ConsensusError {
     /// The cluster goes on without it.
     #[error(
         "replica {replica} was removed from its cluster, and the store in {place} takes part in it no more: stop this replica for good, \
-         or, to add it anew, move the folder away, start it with an empty one, and call `skyschedule cluster add {replica} HOST:PORT`"
+         or, to add it anew under this id or another, move the folder away for good, start it with an empty one, and call \
+         `skyschedule cluster add {replica} HOST:PORT`"
     )]
     Removed {
         /// The data folder.
@@ -114,8 +117,7 @@ pub enum ConsensusError {
     /// Data folders of different moments run together.
     #[error(
         "this replica ({replica}) and replica {other} have decided different things ({why}): copies of data folders of different \
-         moments ran together. Nothing in {place} was overwritten. Stop all replicas, wait for a lease, choose the folders that \
-         shall count, and go on as the README says under Restore: exactly as many folders as are a majority, and empty ones for all others"
+         moments ran together. Nothing in {place} was overwritten. {REMEDY}"
     )]
     Split {
         /// The data folder.

@@ -97,20 +97,24 @@ pub(super) struct Answers {
 impl Answers {
     /// As a handler of requests.
     pub(super) fn handler(self) -> Handler {
-        Arc::new(move |_, body| -> Answering {
+        Arc::new(move |from, body| -> Answering {
             let answers = self.clone();
-            Box::pin(seeded(async move { answers.answer(&body).await }))
+            Box::pin(seeded(async move { answers.answer(from, &body).await }))
         })
     }
 
-    async fn answer(&self, body: &[u8]) -> Result<Bytes, String> {
+    async fn answer(&self, from: u16, body: &[u8]) -> Result<Bytes, String> {
         let envelope: Envelope =
             codec::decode(body, MAX_MESSAGE).map_err(|error| error.to_string())?;
-        let reply = self.reply(envelope).await?;
+        let reply = self.reply(from, envelope).await?;
         codec::encode(&reply, MAX_MESSAGE).map_err(|error| error.to_string())
     }
 
-    async fn reply(&self, Envelope { cluster, request }: Envelope) -> Result<Reply, String> {
+    async fn reply(
+        &self,
+        from: u16,
+        Envelope { cluster, request }: Envelope,
+    ) -> Result<Reply, String> {
         let fatal = |error: &dyn std::fmt::Display| error.to_string();
         let identity = self.membership.identity();
         let same_cluster = cluster.is_some() && cluster == identity.cluster;
@@ -120,6 +124,10 @@ impl Answers {
             Request::Join { cluster, term } => self.join(cluster, term).await,
             _ if self.alarm.is_raised() => Err(STOPS.into()),
             _ if !same_cluster => Err("it is in another cluster, or in none yet".into()),
+            Request::Split { other, why } => {
+                split::heard(from, other, &why);
+                Ok(Reply::Done)
+            }
             Request::Append { request, seen } => {
                 self.may_follow(identity, &request.vote)?;
                 if self.is_split_from(&Claim::of_entries(&request, &seen)) {

@@ -1,13 +1,32 @@
 //! What cannot be in one cluster, and is when copies of data folders of different moments run together: two leaders in one
-//! term, or two logs that have decided different things. Who notices it stops before anything is overwritten.
+//! term, or two logs that have decided different things. Who notices it stops before anything is overwritten, and tells the
+//! others, since those that are left may lead on as if nothing had been.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use openraft::raft::AppendEntriesRequest;
+use skyschedule_common::env;
 use tokio::sync::watch;
 
 use super::lineage::Seen;
+use super::network::{CallError, Network};
 use super::raft::{Entry, LogId, SnapshotMeta, TypeConfig, Vote};
+use super::wire::Request;
+use crate::peers::AskError;
+
+/// What the operator has to do, wherever it is said.
+pub(super) const REMEDY: &str = "Stop all replicas, wait for a lease, choose the folders that shall count, and go on as the \
+     README says under Restore: exactly as many folders as are a majority, and empty ones for all others";
+
+/// How long the others may take to learn it.
+const TELL: Duration = Duration::from_secs(1);
+/// How long the answer of one may take.
+const LIMIT: Duration = Duration::from_millis(500);
+/// Pause before one that could not be reached is told again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// What was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +47,14 @@ impl Alarm {
         let other = u16::try_from(other).unwrap_or_default();
         self.0.send_if_modified(|split| {
             let is_first = split.is_none();
+            if is_first {
+                tracing::error!(
+                    other,
+                    why,
+                    "this replica and another one have decided different things: copies of data folders of different moments \
+                     ran together. This one ends, and overwrites nothing. {REMEDY}"
+                );
+            }
             split.get_or_insert(Split { other, why });
             is_first
         });
@@ -35,6 +62,11 @@ impl Alarm {
 
     pub(super) fn is_raised(&self) -> bool {
         self.0.borrow().is_some()
+    }
+
+    /// What was noticed, if anything was.
+    pub(super) fn split(&self) -> Option<Split> {
+        self.0.borrow().clone()
     }
 
     /// Resolves when it rings.
@@ -48,6 +80,37 @@ impl Alarm {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Tells the others why this replica ends, as far as they can be reached: they have nothing else to know it by.
+pub(super) async fn tell(network: &Network, split: &Split) {
+    let others = network.peers.iter().flat_map(|peers| peers.others());
+    let told = others.map(async |id| {
+        loop {
+            let Split { other, why } = split.clone();
+            let request = Request::Split { other, why };
+            match network.call(u64::from(id), request, LIMIT).await {
+                // A connection may be about to be made.
+                Err(CallError::Ask(AskError::Unreachable(_) | AskError::Late(_))) => {
+                    env::sleep(AGAIN).await;
+                }
+                _ => return,
+            }
+        }
+    });
+    // Those that are away are not waited for.
+    let _ = env::timeout(TELL, join_all(told)).await;
+}
+
+/// Another replica says that it ends.
+pub(super) fn heard(from: u16, other: u16, why: &str) {
+    tracing::error!(
+        replica = from,
+        other,
+        why,
+        "another replica has ended, since it and replica {other} have decided different things: copies of data folders of \
+         different moments ran together, and what this replica knows may be wrong, too. {REMEDY}"
+    );
 }
 
 /// Two leaders in one term: how that shows.

@@ -22,7 +22,7 @@ use super::network::Network;
 use super::proposals::{Message, Proposals, Proposer};
 use super::raft::{Place, Raft, seeded};
 use super::serve::{Answers, Contact, Membership};
-use super::split::{Alarm, Split};
+use super::split::{self, Alarm, Split};
 use super::store::{Contents, Store};
 use super::writer::{self, Writer};
 use super::{Consensus, Decided, Options, QUEUE, RaftHandle, Storage, Timing};
@@ -111,6 +111,7 @@ struct Parts {
     leadership: watch::Sender<Leadership>,
     proposer: Proposer,
     alarm: Alarm,
+    network: Network,
     id: u16,
 }
 
@@ -239,7 +240,7 @@ async fn assemble(
         leadership: leads,
         peers,
         members,
-        network,
+        network: network.clone(),
         changes,
         servers: told_servers,
         statuses,
@@ -261,6 +262,7 @@ async fn assemble(
         leadership,
         proposer,
         alarm,
+        network,
         id,
     };
     Ok((consensus, receiver, parts))
@@ -423,6 +425,9 @@ impl Parts {
         compacting.abort();
         // It has ended by itself where it cannot be told.
         let _ = env::timeout(LAST_ANSWERS, self.raft.shutdown()).await;
+        if let Some(split) = self.alarm.split() {
+            split::tell(&self.network, &split).await;
+        }
         match ended {
             Ok(stop) => {
                 writer.stop().await;

@@ -3,17 +3,35 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use openraft::async_runtime::WatchReceiver as _;
 use skyschedule_common::env;
 
 use super::identity::Standing;
-use super::{ChangeError, Consensus};
+use super::wire::{Reply, Request};
+use super::{ChangeError, Consensus, Leadership};
 
 /// How long another replica may take to take the leadership over.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
+/// How long an operator waits, once another replica was asked to lead, to learn who does: some elections fit in.
+const ELECTED: Duration = Duration::from_secs(3);
+
 /// How often is looked whether a follower has caught up.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// How long a replica may take to show that it is there. Longer than it is silent while its processor is busy, and short
+/// enough for another one to be found in time.
+const ALIVE: Duration = Duration::from_millis(700);
+
+/// Why no other replica is known to lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NotPassed {
+    /// None that could was asked: this replica leads on.
+    NoHeir,
+    /// One was asked, and this replica leads no more, as far as it knows.
+    NoLeader,
+}
 
 impl Consensus {
     /// Has the follower that knows most lead in place of this replica, if this one leads and can find one.
@@ -21,19 +39,19 @@ impl Consensus {
         if self.leadership().own.is_none() {
             return;
         }
-        match self.pass_to(None).await {
-            Some(leader) => tracing::info!(leader, "handed the leadership over"),
-            None if self.replicas().len() > 1 => {
+        match self.pass_to(None, HAND_OVER).await {
+            Ok(leader) => tracing::info!(leader, "handed the leadership over"),
+            Err(_) if self.replicas().len() > 1 => {
                 tracing::warn!("no other replica took the leadership over; one will be elected");
             }
-            None => {}
+            Err(_) => {}
         }
     }
 
     /// Has another replica lead, the one that knows most unless it is named. Answers who leads then.
     ///
     /// # Errors
-    /// When this replica does not lead, or the other one cannot.
+    /// When this replica does not lead, or the other one cannot, or a third one leads in its place.
     pub async fn transfer(&self, to: Option<u16>) -> Result<u16, ChangeError> {
         let known = self.leads()?;
         if let Some(to) = to {
@@ -51,33 +69,45 @@ impl Consensus {
             }
         }
         let wanted = to.map_or("another replica".to_owned(), |to| format!("replica {to}"));
-        let leader = self.pass_to(to).await.ok_or_else(|| {
-            ChangeError::Unavailable(format!(
-                "{wanted} did not take the leadership over: it cannot be reached, or has not caught up"
-            ))
-        })?;
-        if to.is_some_and(|to| to != leader) {
-            return Err(ChangeError::Unavailable(format!(
-                "replica {leader} leads now, and not {wanted}"
-            )));
+        let id = self.id;
+        let unavailable = |why: String| Err(ChangeError::Unavailable(why));
+        match self.pass_to(to, ELECTED).await {
+            Ok(leader) if to.is_none_or(|to| to == leader) && leader != id => {
+                tracing::info!(leader, "transferred the leadership, as an operator asked");
+                Ok(leader)
+            }
+            Ok(leader) => unavailable(format!(
+                "{wanted} was asked to lead and did not; replica {leader} was elected, and leads now. See with `skyschedule cluster` \
+                 that {wanted} is reachable, then ask again"
+            )),
+            Err(NotPassed::NoHeir) => unavailable(format!(
+                "{wanted} did not take the leadership over, and replica {id} leads on: it does not answer, or has not caught up. \
+                 See with `skyschedule cluster` that it is reachable and what it lags"
+            )),
+            Err(NotPassed::NoLeader) => unavailable(format!(
+                "{wanted} was asked to lead, and nobody is known to lead yet: `skyschedule cluster` shows who is elected"
+            )),
         }
-        tracing::info!(leader, "transferred the leadership, as an operator asked");
-        Ok(leader)
     }
 
-    /// None: nobody took it in time.
-    async fn pass_to(&self, only: Option<u16>) -> Option<u16> {
+    /// Who leads afterwards, which may be another one than was asked, once that is known.
+    async fn pass_to(&self, only: Option<u16>, patience: Duration) -> Result<u16, NotPassed> {
+        let until = env::now() + patience;
+        let heir = env::timeout(HAND_OVER, self.heir(only)).await;
+        let heir = heir.ok().flatten().ok_or(NotPassed::NoHeir)?;
         let mut leadership = self.leadership.clone();
-        let handing = async {
-            let heir = self.heir(only).await?;
-            self.raft.0.trigger().transfer_leader(heir).await.ok()?;
-            let id = self.id;
-            let other = leadership
-                .wait_for(|now| now.leader.is_some_and(|leader| leader != id))
-                .await;
-            other.ok()?.leader
+        let term = leadership.borrow().term;
+        let asked = self.raft.0.trigger().transfer_leader(heir).await;
+        asked.map_err(|_| NotPassed::NoHeir)?;
+        let is_next = |now: &Leadership| match now.leader {
+            Some(leader) if leader == self.id => now.term > term,
+            leader => leader.is_some(),
         };
-        env::timeout(HAND_OVER, handing).await.ok().flatten()
+        let left = until.saturating_duration_since(env::now());
+        let next = env::timeout(left, leadership.wait_for(is_next)).await;
+        let next = next.ok().and_then(Result::ok);
+        let next = next.and_then(|now| now.leader);
+        next.ok_or(NotPassed::NoLeader)
     }
 
     /// Waits until a voter that is there has all entries.
@@ -96,18 +126,35 @@ impl Consensus {
             if known.is_empty() {
                 return None;
             }
-            {
+            let caught_up: Vec<u64> = {
                 let metrics = self.raft.0.metrics();
                 let metrics = metrics.borrow_watched();
-                let caught_up = metrics.replication.as_ref()?.iter().find(|(id, log_id)| {
+                let progress = metrics.replication.as_ref()?.iter();
+                let caught_up = progress.filter(|(id, log_id)| {
                     known.contains(id)
                         && log_id.map(|log_id| log_id.index) >= metrics.last_log_index
                 });
-                if let Some((heir, _)) = caught_up {
-                    return Some(*heir);
-                }
+                caught_up.map(|(id, _)| *id).collect()
+            };
+            if !caught_up.is_empty() {
+                return self.first_alive(caught_up).await;
             }
             env::sleep(LOOK).await;
         }
+    }
+
+    /// The first of these to answer now: whoever has stopped a moment ago looks as if it had all entries, and without an heir
+    /// any other one may be elected, once this one has given the leadership up.
+    async fn first_alive(&self, replicas: Vec<u64>) -> Option<u64> {
+        let asked = replicas.into_iter().map(|id| {
+            Box::pin(async move {
+                match self.network.call(id, Request::Status, ALIVE).await {
+                    Ok(Reply::Status(status)) if status.standing == Standing::Full => Ok(id),
+                    _ => Err(()),
+                }
+            })
+        });
+        let (id, _) = select_ok(asked).await.ok()?;
+        Some(id)
     }
 }

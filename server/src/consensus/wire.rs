@@ -71,6 +71,13 @@ pub(super) enum Request {
         /// Of the leader.
         term: u64,
     },
+    /// The one that asks ends, since it and another one have decided different things.
+    Split {
+        /// That other one.
+        other: u16,
+        /// How that shows.
+        why: String,
+    },
 }
 
 /// The answer.
@@ -78,7 +85,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// To `Status`.
     Status(Status),
-    /// To `Form`, `Transfer` and `Join`.
+    /// To `Form`, `Transfer`, `Join` and `Split`.
     Done,
     /// To `Append`.
     Append(AppendEntriesResponse<TypeConfig>),
