@@ -367,7 +367,7 @@ mod tests {
         assert!(!silent.contains("may be done"), "{silent}");
         let open = Mutex::new(Vec::new());
         let silent = said(Method::Post, move |stream| {
-            open.lock().unwrap().push(stream)
+            open.lock().unwrap().push(stream);
         });
         assert!(silent.contains("may be done or not: ask again"), "{silent}");
         let says = |text: &'static str| {
