@@ -75,11 +75,11 @@ async fn carry(
     let mut ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
     let peer = ends.map(|ends| ends.1);
     let mut frames = Framed::with_capacity(stream, FrameCodec::new(), BUFFER);
-    let features = log_in(&mut frames, dial.credentials.clone(), peer).await?;
+    let mut features = log_in(&mut frames, dial.credentials.clone(), peer).await?;
     if dial.relay {
         go_on(&mut frames, features).await?;
         // Now the one that leads is at the other end, and has to prove itself as well.
-        log_in(&mut frames, dial.credentials, peer).await?;
+        features = log_in(&mut frames, dial.credentials, peer).await?;
         ends = None;
     }
     frames.codec_mut().set_max_frame(MAX_FRAME);
@@ -89,7 +89,7 @@ async fn carry(
             .await
             .map_err(|_| lost("the client is closed"))
     };
-    report(Event::Ready { ends }).await?;
+    report(Event::Ready { ends, features }).await?;
     loop {
         tokio::select! {
             biased;

@@ -73,6 +73,7 @@ variants!(
         Peer,
         Relay,
         Relayed,
+        AttachToLeader,
     }
 );
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use skyschedule_common::env;
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::Membership;
-use skyschedule_common::protocol::messages::{ClientMessage, Code, Login, ServerMessage};
+use skyschedule_common::protocol::messages::{ClientMessage, Code, Login, ServerMessage, Serving};
 use skyschedule_tests::cluster::Cluster;
 use skyschedule_tests::member::{Member, Rows};
 use skyschedule_tests::numbering::{all, kept, numbered, settled};
@@ -154,6 +154,43 @@ async fn without_a_follower_all_goes_on() {
     settled(&all(&members)).await;
 }
 
+/// Whether a server serves a client that asks it, before it knows how it serves, to do so if it leads. Any other one says
+/// nothing to that.
+async fn answers_attach_to_leader(cluster: &Cluster, server: usize) -> bool {
+    let mut peer = Peer::authenticated(cluster.servers[server].address()).await;
+    let login = login("asked-early", &format!("of-{server}"));
+    let asked = [
+        ClientMessage::Login(login.into()),
+        ClientMessage::AttachToLeader {
+            membership: None,
+            epoch: Epoch::ZERO,
+        },
+    ];
+    for message in asked {
+        peer.send(message).await;
+    }
+    let mode = peer
+        .until(|message| match message {
+            ServerMessage::Serving { mode, .. } => Some(mode),
+            _ => None,
+        })
+        .await;
+    if mode == Serving::Quorum {
+        let welcomed = |message| matches!(message, ServerMessage::Welcome { .. }).then_some(());
+        peer.until(welcomed).await;
+        return true;
+    }
+    // Long enough for an answer.
+    env::sleep(Duration::from_millis(500)).await;
+    peer.send(ClientMessage::Ping { seq: 1 }).await;
+    let next = peer.receive().await;
+    assert!(
+        matches!(next, Some(ServerMessage::Pong { seq: 1 })),
+        "{next:?}"
+    );
+    false
+}
+
 /// Two replicas of three are killed, then a client joins and one dies.
 async fn one_replica_is_enough(survivor_led: bool) {
     let (mut cluster, mut members) = group().await;
@@ -180,6 +217,10 @@ async fn one_replica_is_enough(survivor_led: bool) {
     let exclusive_epochs = epochs(&exclusive);
 
     let others = [(survivor + 1) % 3, (survivor + 2) % 3];
+    for server in 0..3 {
+        let answered = answers_attach_to_leader(&cluster, server).await;
+        assert_eq!(answered, server == leader, "{server}");
+    }
     let killed = env::now().as_nanos();
     for other in others {
         cluster.servers[other].kill().await;
@@ -208,6 +249,7 @@ async fn one_replica_is_enough(survivor_led: bool) {
         "{joined:?}"
     );
     settled(&all(&members)).await;
+    assert!(!answers_attach_to_leader(&cluster, survivor).await);
 
     // It is marked everywhere.
     let degraded = epochs(&members);

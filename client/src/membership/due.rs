@@ -5,12 +5,13 @@ use std::time::Duration;
 use skyschedule_common::env::Instant;
 use skyschedule_common::epoch::Epoch;
 use skyschedule_common::ids::Membership;
+use skyschedule_common::protocol::features;
 use skyschedule_common::protocol::messages::{ClientMessage, Consistency, Login, Serving};
 use tracing::{info, warn};
 
 use super::patience::LOOK;
 use super::server::{Phase, Server, Session};
-use super::{Action, Attachment, ConnectionId, Core, End, Farewell, MAX_UNANSWERED, Wishes};
+use super::{Action, Attachment, ConnectionId, Core, End, Farewell, MAX_UNANSWERED};
 use crate::observe::Mode;
 use crate::permit::{Permit, Stage};
 
@@ -207,8 +208,11 @@ impl Core {
         }
         let (membership, epoch) = present(permit);
         let weight = self.wishes.weight.unwrap_or(self.config.weight);
+        // Whoever turns out to lead serves this client, and need not be asked once more.
+        let asks = self.attachment.is_none() && self.newest_quorum(now).is_none();
         for (index, server) in self.servers.iter_mut().enumerate() {
             let attempt = server.attempt;
+            let asks = asks && !server.is_relay();
             let Some(session) = server.session_mut() else {
                 continue;
             };
@@ -219,6 +223,9 @@ impl Core {
             // Only the first login of a connection is answered; what follows a later one is.
             session.accepted = session.logged_in_once;
             session.login_sent = (!session.logged_in_once).then_some(now);
+            session.asked_with_login = asks
+                && session.login_sent.is_some()
+                && session.features & features::ATTACH_TO_LEADER != 0;
             let login = Login {
                 group: self.config.group.clone(),
                 client: self.config.client.clone(),
@@ -235,10 +242,16 @@ impl Core {
                 server: index,
                 attempt,
             };
-            self.actions.push(Action::Send {
-                connection,
-                message: ClientMessage::Login(Box::new(login)),
-            });
+            let mut send = |message| {
+                self.actions.push(Action::Send {
+                    connection,
+                    message,
+                });
+            };
+            send(ClientMessage::Login(Box::new(login)));
+            if session.asked_with_login {
+                send(ClientMessage::AttachToLeader { membership, epoch });
+            }
         }
     }
 
@@ -330,15 +343,7 @@ impl Core {
         }
         self.detached();
         self.send(server, ClientMessage::Attach { membership, epoch });
-        self.attachment = Some(Attachment {
-            server,
-            asked: now,
-            welcomed: false,
-            heartbeat_at: now + self.lease,
-            released: None,
-            said: Wishes::default(),
-            said_after: 0,
-        });
+        self.attachment = Some(Attachment::new(server, self.lease, now));
     }
 
     /// C4: says what is released, on each new attachment and as long as less is kept each time.

@@ -10,7 +10,7 @@ use skyschedule_common::share::Share;
 use tracing::{debug, info, warn};
 
 use super::server::Server;
-use super::{Core, End, FIRST_DELAY, Wishes};
+use super::{Attachment, Core, End, FIRST_DELAY, Wishes};
 use crate::permit::{Permit, Welcomed};
 
 impl Core {
@@ -100,6 +100,7 @@ impl Core {
             session.accepted = true;
             session.logged_in_once = true;
         }
+        let asked = std::mem::take(&mut session.asked_with_login);
         let leader = hint.filter(|_| mode != Serving::Quorum);
         if session.leader.as_ref().map(|(leader, _)| leader.as_str()) != leader {
             session.leader = leader.map(|leader| (leader.to_owned(), now));
@@ -126,6 +127,9 @@ impl Core {
             // Two leaders: the present one answers at once, or is deposed.
             Some(attachment) if changed && mode == Serving::Quorum && attachment.welcomed => {
                 attachment.heartbeat_at = now;
+            }
+            None if asked && mode == Serving::Quorum && !self.parting => {
+                self.attachment = Some(Attachment::new(from, self.lease, now));
             }
             _ => {}
         }

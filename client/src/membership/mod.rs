@@ -59,6 +59,8 @@ pub(crate) enum Event {
     /// The handshake is done.
     Ready {
         ends: Option<(SocketAddr, SocketAddr)>,
+        /// Bits of optional features that both ends know.
+        features: u64,
     },
     /// The server said something.
     Message(ServerMessage),
@@ -127,7 +129,7 @@ pub(crate) struct Drain {
 #[derive(Debug)]
 struct Attachment {
     server: usize,
-    /// When `Attach` was sent.
+    /// When it was sent `Attach`, or said that it leads and was asked before.
     asked: Instant,
     welcomed: bool,
     heartbeat_at: Instant,
@@ -137,6 +139,20 @@ struct Attachment {
     said: Wishes,
     /// The last `seq` before it was.
     said_after: u64,
+}
+
+impl Attachment {
+    fn new(server: usize, lease: Duration, now: Instant) -> Self {
+        Self {
+            server,
+            asked: now,
+            welcomed: false,
+            heartbeat_at: now + lease,
+            released: None,
+            said: Wishes::default(),
+            said_after: 0,
+        }
+    }
 }
 
 /// Queries of the present share: numbers of those asked for, sent, answered.
@@ -263,9 +279,9 @@ impl Core {
             return;
         }
         match event {
-            Event::Ready { ends } => {
+            Event::Ready { ends, features } => {
                 debug!(server = server.address, "connected");
-                server.phase = Phase::Open(Box::new(Session::new(ends, now)));
+                server.phase = Phase::Open(Box::new(Session::new(ends, features, now)));
                 self.drop_double(from.server);
             }
             Event::Message(message) => self.message(from.server, message, permit, now),

@@ -104,10 +104,14 @@ pub(super) struct Session {
     pub(super) since: Instant,
     /// Local and peer address.
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
+    /// Bits of optional features that both ends know.
+    pub(super) features: u64,
     /// When to log in (again).
     pub(super) login_due: Option<Instant>,
     /// The first login, while it awaits its answer.
     pub(super) login_sent: Option<Instant>,
+    /// With it, the server was asked to serve if it leads.
+    pub(super) asked_with_login: bool,
     /// Whether the present incarnation is logged in.
     pub(super) accepted: bool,
     /// Whether any was: then the connection is kept alive by pings.
@@ -126,12 +130,14 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(ends: Option<(SocketAddr, SocketAddr)>, now: Instant) -> Self {
+    pub(super) fn new(ends: Option<(SocketAddr, SocketAddr)>, features: u64, now: Instant) -> Self {
         Self {
             since: now,
             ends,
+            features,
             login_due: Some(now),
             login_sent: None,
+            asked_with_login: false,
             accepted: false,
             logged_in_once: false,
             serving: Serving::None,

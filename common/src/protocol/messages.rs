@@ -99,6 +99,14 @@ pub enum ClientMessage {
         /// The replica that says so.
         by: u16,
     },
+    /// `Attach`, if this server leads; any other one does not answer it. It may be sent together with the first `Login` of a
+    /// connection, before `Serving` has said how the server serves. Needs the feature of this name.
+    AttachToLeader {
+        /// The membership to go on with.
+        membership: Option<Membership>,
+        /// Newest epoch that the client was told.
+        epoch: Epoch,
+    },
 }
 
 /// From the server to the client.

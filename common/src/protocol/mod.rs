@@ -35,8 +35,11 @@ pub mod features {
     /// The server understands `Relay`.
     pub const RELAY: u64 = 2;
 
+    /// The server understands `AttachToLeader`.
+    pub const ATTACH_TO_LEADER: u64 = 4;
+
     /// All that this build knows.
-    pub const ALL: u64 = SERVERS | RELAY;
+    pub const ALL: u64 = SERVERS | RELAY | ATTACH_TO_LEADER;
 }
 
 /// Largest weight of a member.

@@ -192,6 +192,13 @@ pub(crate) fn client_samples() -> Vec<(&'static str, ClientMessage)> {
         ),
         ("client.relay", M::Relay),
         ("client.relayed", M::Relayed { by: 300 }),
+        (
+            "client.attach_to_leader",
+            M::AttachToLeader {
+                membership: Some(Membership::quorum(9)),
+                epoch: Epoch::quorum(300),
+            },
+        ),
     ]
 }
 

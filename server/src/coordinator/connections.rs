@@ -190,7 +190,9 @@ impl Coordinator {
                 connection.login = *login;
                 self.greet(id);
             }
-            ClientMessage::Attach { membership, epoch } => self.attach(id, membership, epoch),
+            ClientMessage::Attach { membership, epoch } | ClientMessage::AttachToLeader { membership, epoch } => {
+                self.attach(id, membership, epoch);
+            }
             ClientMessage::Heartbeat { membership, seq, epoch, .. } => {
                 if carries == Some(membership) || self.is_unknown_to(id, membership) {
                     self.heartbeats.push(Heartbeat { connection: id, membership, seq, epoch, read_at });
@@ -257,7 +259,7 @@ impl Coordinator {
                 true
             }
             ClientMessage::Login(_) => false,
-            // They are said again on the next attachment.
+            // They are said again on the next attachment, or were for a leader only.
             _ => true,
         }
     }

@@ -285,7 +285,8 @@ fn check(message: &ClientMessage) -> Result<(), String> {
         | ClientMessage::Relay
         | ClientMessage::Relayed { .. } => Err("a message of the login after the login".to_owned()),
         ClientMessage::Login(login) => handshake::check(login),
-        ClientMessage::Attach { membership, epoch } => {
+        ClientMessage::Attach { membership, epoch }
+        | ClientMessage::AttachToLeader { membership, epoch } => {
             check_epoch(*epoch)?;
             membership.as_ref().map_or(Ok(()), member)
         }

@@ -104,7 +104,7 @@ proptest! {
             match input {
                 Input::Pass(millis) => play.pass(millis),
                 Input::Stop(millis) => play.stop(millis),
-                Input::Ready(server) => play.event(server, Event::Ready { ends: None }),
+                Input::Ready(server) => play.event(server, Event::Ready { ends: None, features: 0 }),
                 Input::Lose(server) => play.lose(server),
                 Input::Say(server, message) => play.hear(server, message),
                 Input::Answer(server) => play.answer_heartbeats(server),

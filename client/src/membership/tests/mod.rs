@@ -165,7 +165,13 @@ impl Play {
 
     /// The handshake is done, and the login accepted.
     fn open(&mut self, server: usize, mode: Serving) {
-        self.event(server, Event::Ready { ends: None });
+        self.event(
+            server,
+            Event::Ready {
+                ends: None,
+                features: 0,
+            },
+        );
         self.hear(server, serving(mode));
     }
 

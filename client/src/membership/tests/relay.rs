@@ -15,7 +15,13 @@ fn follows(leader: &str) -> ServerMessage {
 fn member(terms: Terms) -> Play {
     let mut play = Play::member(3, share(2, &[0]), terms);
     for follower in [1, 2] {
-        play.event(follower, Event::Ready { ends: None });
+        play.event(
+            follower,
+            Event::Ready {
+                ends: None,
+                features: 0,
+            },
+        );
         play.hear(follower, follows(LEADER));
     }
     play.sent.clear();
@@ -69,7 +75,13 @@ fn a_silent_leader_is_reached_through_a_follower_before_the_lease_ends_and_the_s
         assert!(["sky-2:9991", "sky-3:9991"].contains(&through.as_str()));
         assert_eq!(play.dialed.last(), Some(&at));
         play.sent.clear();
-        play.event(at, Event::Ready { ends: None });
+        play.event(
+            at,
+            Event::Ready {
+                ends: None,
+                features: 0,
+            },
+        );
         let said = play.take();
         let [(to, ClientMessage::Login(login))] = said.as_slice() else {
             panic!("{said:?}")
@@ -198,7 +210,13 @@ fn a_new_leader_and_one_that_only_says_no_need_no_relay() {
     assert_eq!(relay(&play), None);
     // A server that refuses this client is reached.
     let mut play = Play::new(2);
-    play.event(1, Event::Ready { ends: None });
+    play.event(
+        1,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.hear(1, follows(LEADER));
     play.event(
         0,
@@ -209,7 +227,13 @@ fn a_new_leader_and_one_that_only_says_no_need_no_relay() {
     // So is one that does not know yet that it leads.
     let mut play = Play::new(2);
     play.open(0, Serving::None);
-    play.event(1, Event::Ready { ends: None });
+    play.event(
+        1,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.hear(1, follows(LEADER));
     play.pass(5_000);
     assert_eq!(relay(&play), None);
@@ -218,7 +242,13 @@ fn a_new_leader_and_one_that_only_says_no_need_no_relay() {
 #[test]
 fn a_client_that_never_reached_the_leader_joins_through_a_follower() {
     let mut play = Play::new(2);
-    play.event(1, Event::Ready { ends: None });
+    play.event(
+        1,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.hear(1, follows("sky-9:9991"));
     play.pass(1_600);
     let (at, through) = opened(&play);

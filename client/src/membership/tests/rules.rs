@@ -1,6 +1,7 @@
 //! One rule, one test.
 
 use skyschedule_common::protocol::bounded::BoundedString;
+use skyschedule_common::protocol::features;
 
 use super::*;
 use crate::error::ConnectError;
@@ -9,7 +10,13 @@ use crate::error::ConnectError;
 fn login_then_attach_then_a_heartbeat_at_once() {
     let mut play = Play::new(1);
     assert_eq!(play.dialed, [0]);
-    play.event(0, Event::Ready { ends: None });
+    play.event(
+        0,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     assert!(matches!(
         play.take().as_slice(),
         [(0, ClientMessage::Login(_))]
@@ -34,6 +41,89 @@ fn login_then_attach_then_a_heartbeat_at_once() {
         [(0, 2), (0, 3)],
         "an answer is not waited for"
     );
+}
+
+/// A client that is served nowhere asks with its first login: whoever leads need not be asked again, and nobody else is
+/// taken for the one that serves.
+#[test]
+fn a_login_asks_whoever_leads_where_that_is_understood() {
+    let ready = |features| Event::Ready {
+        ends: None,
+        features,
+    };
+    let asked = |play: &mut Play| -> Vec<usize> {
+        let asks = |message: &ClientMessage| {
+            *message
+                == ClientMessage::AttachToLeader {
+                    membership: None,
+                    epoch: Epoch::ZERO,
+                }
+        };
+        let sent = play.take();
+        assert!(matches!(sent.first(), Some((_, ClientMessage::Login(_)))));
+        assert!(
+            sent[1..].iter().all(|(_, message)| asks(message)),
+            "{sent:?}"
+        );
+        sent[1..].iter().map(|(server, _)| *server).collect()
+    };
+    let mut play = Play::new(4);
+    play.event(0, ready(features::ATTACH_TO_LEADER));
+    assert_eq!(asked(&mut play), [0]);
+    play.event(1, ready(features::ALL));
+    assert_eq!(asked(&mut play), [1]);
+    play.event(2, ready(features::ALL & !features::ATTACH_TO_LEADER));
+    assert_eq!(asked(&mut play), [0; 0]);
+
+    play.hear(0, serving(Serving::None));
+    play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    assert!(play.permit.holding().is_none(), "it does not serve");
+    play.hear(1, serving(Serving::Quorum));
+    assert_eq!(play.take(), [], "it was asked");
+    play.event(3, ready(features::ALL));
+    assert_eq!(asked(&mut play), [0; 0], "another one serves");
+    play.hear(1, welcome(M, 1, share(1, &[0]), AVAILABLE));
+    play.answer_heartbeats(1);
+    assert_eq!(play.mode(), Mode::Leased);
+    // One that comes to lead later was not asked as such, and this client is served.
+    play.sent.clear();
+    play.hear(0, serving(Serving::Quorum));
+    assert!(
+        !play
+            .take()
+            .iter()
+            .any(|(_, message)| matches!(message, ClientMessage::Attach { .. }))
+    );
+}
+
+/// One that leads only after its first word was not asked as the leader.
+#[test]
+fn a_server_that_comes_to_lead_is_asked_anew() {
+    let mut play = Play::new(1);
+    play.event(
+        0,
+        Event::Ready {
+            ends: None,
+            features: features::ALL,
+        },
+    );
+    play.hear(0, serving(Serving::None));
+    play.sent.clear();
+    play.hear(0, serving(Serving::Quorum));
+    assert_eq!(play.take(), [(0, attach(None, 0))]);
+    // Nor is one that numbers without a quorum.
+    let mut play = Play::new(1);
+    play.event(
+        0,
+        Event::Ready {
+            ends: None,
+            features: features::ALL,
+        },
+    );
+    play.hear(0, serving(Serving::Degraded));
+    play.sent.clear();
+    play.pass(10_000);
+    assert!(play.take().contains(&(0, attach(None, 0))));
 }
 
 #[test]
@@ -515,7 +605,13 @@ fn a_member_whose_group_was_made_again_with_another_promise_ends() {
     let mismatch = || Event::Closed(End::Refused(refusal(Code::CONSISTENCY, None)));
     let mut play = Play::member(1, share(1, &[0]), EXCLUSIVE);
     play.lose(0);
-    play.event(0, Event::Ready { ends: None });
+    play.event(
+        0,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.event(0, mismatch());
     assert!(
         play.core.expelled().is_none(),
@@ -523,7 +619,13 @@ fn a_member_whose_group_was_made_again_with_another_promise_ends() {
     );
     play.pass(11_000);
     assert_eq!(play.mode(), Mode::Asking);
-    play.event(0, Event::Ready { ends: None });
+    play.event(
+        0,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.event(0, mismatch());
     assert!(matches!(
         play.core.expelled(),
@@ -537,7 +639,13 @@ fn a_member_whose_group_was_made_again_with_another_promise_ends() {
 #[test]
 fn a_server_that_leads_no_more_ends_no_client_that_another_one_serves() {
     let mut play = Play::member(2, share(1, &[0]), EXCLUSIVE);
-    play.event(1, Event::Ready { ends: None });
+    play.event(
+        1,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     // It has not answered for a lease, but says that it leads.
     play.stop(6_500);
     assert_eq!(play.mode(), Mode::Asking);

@@ -56,7 +56,13 @@ fn late_words_of_a_forgotten_server_are_not_those_of_its_successor() {
         server: 1,
         attempt: play.core.servers[1].attempt,
     };
-    play.event(1, Event::Ready { ends: None });
+    play.event(
+        1,
+        Event::Ready {
+            ends: None,
+            features: 0,
+        },
+    );
     play.hear(0, list(&["sky-3:9991"]));
     let end = Event::Closed(End::Failed("reset".to_owned()));
     play.core.event(old, end, &mut play.permit, at(play.now));
@@ -83,11 +89,23 @@ fn a_second_name_of_a_server_is_tried_again_when_its_connection_ends() {
         let peer = ([10, 0, 0, 1], 9_991).into();
         Some((([10, 0, 0, 9], port).into(), peer))
     };
-    play.event(0, Event::Ready { ends: ends(1) });
+    play.event(
+        0,
+        Event::Ready {
+            ends: ends(1),
+            features: 0,
+        },
+    );
     play.hear(0, serving(Serving::Quorum));
     play.hear(0, welcome(M, 1, share(1, &[0]), AVAILABLE));
     play.hear(0, list(&["10.0.0.1:9991"]));
-    play.event(1, Event::Ready { ends: ends(2) });
+    play.event(
+        1,
+        Event::Ready {
+            ends: ends(2),
+            features: 0,
+        },
+    );
     assert!(matches!(
         play.core.servers[1].phase,
         Phase::Double { of: 0 }
