@@ -24,7 +24,7 @@ pub(crate) fn server_lease(lease: Millis) -> Duration {
 
 /// How long logins that follow one another put off the next handover: it would move rows that the one after it moves
 /// again, and a barrier would stop all for the sake of a few.
-const LONGEST_RUSH: Duration = Duration::from_secs(1);
+const LONGEST_RUSH: Duration = Duration::from_secs(2);
 
 /// A gap among such logins ends them when it is longer than `settle`, and than this part of the time that they have come:
 /// a busy machine pauses now and then in the middle of a storm.
