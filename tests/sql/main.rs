@@ -6,5 +6,6 @@ mod common;
 mod failures;
 mod kept_slots;
 mod ledger;
+mod marks;
 mod once;
 mod tables;

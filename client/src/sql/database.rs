@@ -10,9 +10,13 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{Executor as _, MySqlPool, PgPool, SqlitePool};
 
 use super::error::Error;
+use super::session::is_alive;
 
 /// How long to wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection that was idle for longer is tested before it is used: the database may have been restarted.
+const UNTESTED: Duration = Duration::from_millis(50);
 
 /// How long a writer of SQLite waits for its turn: one writes at a time.
 const BUSY: Duration = Duration::from_secs(20);
@@ -84,8 +88,18 @@ fn sized<D: sqlx::Database>(options: PoolOptions<D>, connections: u32) -> PoolOp
     options
         .max_connections(connections.max(2))
         .acquire_timeout(PATIENCE)
-        // A lost connection fails a statement, which is tried again; a test is one more way to the database each time.
+        // A test is one more way to the database each time. Where statements follow each other, one that fails tells as
+        // much; and until it is tried again all other connections have been idle for long enough.
         .test_before_acquire(false)
+        .before_acquire(|connection, known| {
+            Box::pin(async move {
+                match known.idle_for < UNTESTED || is_alive(connection).await {
+                    true => Ok(true),
+                    // Not `false`, which would say goodbye to who does not answer.
+                    false => Err(sqlx::Error::PoolTimedOut),
+                }
+            })
+        })
 }
 
 impl From<PgPool> for Database {

@@ -12,18 +12,17 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use skyschedule_common::env::{self, Instant};
-use skyschedule_common::share::ShareUnion;
 use sqlx::{FromRow, Pool};
 use tokio::sync::{mpsc, watch};
 
 use super::consumer::Settings;
 use super::driver::Driver;
-use super::fetch::{Page, Place, Plan, fetch};
-use super::group::{Begun, Groups, Report, Running};
+use super::group::{Begun, Ended, Group, Groups, LATE, Report, Running};
 use super::key::Key;
 use super::mark::{Finished, Marked};
 use super::metrics::Metrics;
-use super::pace::{Idle, Trouble};
+use super::pace::Trouble;
+use super::pages::{Fetched, News, Pages};
 use super::session::{Session, Sessions};
 use super::statements::{Mark, Statements};
 use super::task::{Failure, Handler, Outcome, Task};
@@ -39,9 +38,6 @@ const MAX_SET_ASIDE: usize = 10_000;
 /// For about so long rows are fetched ahead where handlers are quick, in pages of a batch at least.
 const AHEAD: Duration = Duration::from_millis(100);
 
-/// After a query that found the end of the rows, so many times as long as it took is waited at least.
-const THRIFT: u32 = 10;
-
 /// Most batches of a page, and most rows where a batch is not larger.
 const LARGEST_PAGE: (usize, usize) = (10, 1_000);
 
@@ -50,7 +46,6 @@ const LAST_MARKS: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Engine<D: Driver, R, H> {
-    client: Client,
     sessions: Sessions<D>,
     statements: Arc<Statements>,
     settings: Settings,
@@ -58,34 +53,28 @@ pub(super) struct Engine<D: Driver, R, H> {
     /// What others see of the counts.
     metrics: watch::Sender<Metrics>,
 
-    place: Place,
-    /// Rows were left behind: begin anew at the oldest one.
-    rewind: bool,
-    idle: Idle,
-    trouble: Trouble,
-    next_poll: Instant,
-    /// Asks for rows.
-    fetching: Option<BoxFuture<'static, Result<Fetched<D>, FetchError>>>,
+    pages: Pages<D>,
     /// Rows of the newest page that was asked for, at most.
     page: usize,
     /// When that was, and how many tasks had been started by then.
     asked: (Instant, u64),
-    /// The newest rows of this client, kept so that their end is seen.
-    work: Option<Arc<Work>>,
-    recalled: Option<BoxFuture<'static, ()>>,
 
     /// Rows that wait for their turn.
     queue: VecDeque<Queued<R>>,
     /// How many handlers run.
     running: usize,
     groups: Groups<H>,
-    /// The tasks that handlers run in: of groups, and of single ones.
-    together: HashMap<u64, Running>,
+    together: HashMap<u64, Group<R>>,
+    /// When each of these, if it is still there, is broken up.
+    late: VecDeque<(Instant, u64)>,
+    /// Handlers that were one of a group, and wait for something.
     apart: HashMap<Key, Running>,
     reports: mpsc::Receiver<Report>,
     /// Executed, and to be marked.
     finished: Vec<Finished>,
     marking: FuturesUnordered<BoxFuture<'static, MarkResult<D>>>,
+    /// Of marks, or of all that is asked of the database.
+    trouble: Trouble,
     /// Those whose marks may have been committed although an error came back.
     uncertain: HashSet<Key>,
 
@@ -103,19 +92,6 @@ struct Queued<R> {
     key: Key,
     attempts: i64,
     row: Result<R, String>,
-}
-
-struct Fetched<D: Driver> {
-    work: Arc<Work>,
-    plan: Plan,
-    page: Page<D>,
-    place: Place,
-    session: Session<D>,
-}
-
-enum FetchError {
-    Closed,
-    Database(Place, String),
 }
 
 type MarkResult<D> = (Vec<Finished>, Result<(Marked, Session<D>), String>);
@@ -137,30 +113,29 @@ where
         let (reporter, reports) = mpsc::channel(settings.concurrency);
         let now = env::now();
         Self {
-            idle: Idle::new(settings.longest_idle),
+            pages: Pages::new(
+                client,
+                Arc::clone(&statements),
+                settings.database_timeout,
+                settings.longest_idle,
+            ),
             groups: Groups::new(handler, settings.timeout, reporter),
             page: settings.batch,
             asked: (now, 0),
-            client,
-            sessions: Sessions::new(pool),
+            sessions: Sessions::new(pool, settings.database_timeout),
             statements,
             settings,
             counts: Metrics::default(),
             metrics,
-            place: Place::new(),
-            rewind: false,
-            trouble: Trouble::default(),
-            next_poll: now,
-            fetching: None,
-            work: None,
-            recalled: None,
             queue: VecDeque::new(),
             running: 0,
             together: HashMap::new(),
+            late: VecDeque::new(),
             apart: HashMap::new(),
             reports,
             finished: Vec::new(),
             marking: FuturesUnordered::new(),
+            trouble: Trouble::default(),
             uncertain: HashSet::new(),
             in_flight: HashSet::new(),
             marked_meanwhile: HashSet::new(),
@@ -170,12 +145,13 @@ where
     }
 
     pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let mut shares = self.client.shares();
         loop {
             let now = env::now();
+            self.break_up_groups(now);
             self.begin_tasks(now);
+            // First: other clients may wait for what is to be marked.
+            self.begin_marks(now);
             self.begin_fetch(now);
-            self.begin_marks(now, &shares.borrow());
             self.sessions.tidy(now);
             let is_over = self.is_over(now);
             self.show();
@@ -188,18 +164,11 @@ where
                 _ = stop.wait_for(|stop| *stop), if self.stopping.is_none() => self.stop(),
                 Some(report) = self.reports.recv() => self.take_report(report),
                 Some((finished, marked)) = self.marking.next() => self.take_marked(finished, marked),
-                fetched = pending_or(&mut self.fetching) => {
-                    self.fetching = None;
-                    self.take_fetched(fetched);
-                }
-                () = pending_or(&mut self.recalled) => {
-                    self.recalled = None;
-                    self.look_anew();
-                }
-                changed = shares.changed(), if self.stopping.is_none() => match changed {
-                    Ok(()) => self.look_anew(),
-                    Err(_) => self.stop(),
+                come = self.sessions.come() => if let Err(error) = come {
+                    let retry_in = self.trouble.note(env::now());
+                    self.note_trouble("there is no connection to the database", &error, retry_in);
                 },
+                news = self.pages.news() => self.take_news(news),
                 () = env::sleep_until(wake) => {}
             }
             // All that have ended, so that they are marked together.
@@ -218,20 +187,21 @@ where
 
     fn begin_tasks(&mut self, now: Instant) {
         let room = self.settings.concurrency.min(self.settings.batch);
-        let mut tasks = Vec::new();
+        // What it would execute now it could not mark either.
+        let trouble = self.trouble.lasts(now) || self.pages.trouble.lasts(now);
+        let mut tasks = VecDeque::new();
         while self.running < room
             && self.unmarked() < self.settings.batch
-            // What it would execute now it could not mark either.
-            && !self.trouble.lasts(now)
+            && !trouble
             && let Some(queued) = self.queue.pop_front()
         {
             tasks.extend(self.begin_task(queued, now));
             if tasks.len() >= self.groups.size() {
-                self.start(std::mem::take(&mut tasks));
+                self.start(std::mem::take(&mut tasks), now);
             }
         }
         if !tasks.is_empty() {
-            self.start(tasks);
+            self.start(tasks, now);
         }
     }
 
@@ -244,7 +214,7 @@ where
         } = queued;
         let Some(guard) = work.begin(&key) else {
             self.in_flight.remove(&key);
-            self.rewind = true;
+            self.pages.rewind();
             self.counts.dropped += 1;
             return None;
         };
@@ -272,9 +242,30 @@ where
         })
     }
 
-    fn start(&mut self, tasks: Vec<Task<R>>) {
-        let (group, running) = self.groups.start(tasks);
-        self.together.insert(group, running);
+    fn start(&mut self, tasks: VecDeque<Task<R>>, now: Instant) {
+        let is_single = tasks.len() == 1;
+        let (number, group) = self.groups.start(tasks);
+        self.together.insert(number, group);
+        if !is_single {
+            self.late.push_back((now + LATE, number));
+        }
+    }
+
+    /// Goes on without groups that take too long.
+    fn break_up_groups(&mut self, now: Instant) {
+        while let Some((at, number)) = self.late.front() {
+            if let Some(group) = self.together.get(number) {
+                if now < *at {
+                    return;
+                }
+                let (ended, rest) = group.break_up();
+                self.take_ended(ended);
+                for task in rest {
+                    self.start(VecDeque::from([task]), now);
+                }
+            }
+            self.late.pop_front();
+        }
     }
 
     fn take_report(&mut self, report: Report) {
@@ -294,6 +285,10 @@ where
                 ended
             }
         };
+        self.take_ended(ended);
+    }
+
+    fn take_ended(&mut self, ended: Vec<Ended>) {
         let now = env::now();
         for (row, outcome) in ended {
             self.running -= 1;
@@ -341,7 +336,7 @@ where
 
     fn interrupted(&mut self, key: &Key) {
         self.in_flight.remove(key);
-        self.rewind = true;
+        self.pages.rewind();
         self.counts.interrupted += 1;
     }
 
@@ -349,57 +344,19 @@ where
 
     fn begin_fetch(&mut self, now: Instant) {
         let enough = self.queue.len() > self.page / 2;
-        if self.fetching.is_some()
-            || self.stopping.is_some()
-            || enough
-            || now < self.next_poll
-            || self.trouble.lasts(now)
-            || !self.sessions.has_one()
-        {
+        if enough || self.trouble.lasts(now) || !self.pages.is_due(now) {
             return;
         }
+        let Some(session) = self.sessions.take() else {
+            return;
+        };
         self.page = self.next_page(now);
         self.set_aside.retain(|_, until| now < *until);
         self.marked_meanwhile.clear();
-        let client = self.client.clone();
-        let statements = Arc::clone(&self.statements);
-        let mut place = std::mem::replace(&mut self.place, Place::new());
-        if std::mem::take(&mut self.rewind) {
-            place.rewind();
+        let known = self.in_flight.iter().chain(self.set_aside.keys());
+        if let Some(session) = self.pages.ask(self.page, known, session) {
+            self.sessions.back(session, true, now);
         }
-        let (page, limit) = (self.page, self.settings.database_timeout);
-        let mut known = HashSet::new();
-        if place.wants_known(now) {
-            known.clone_from(&self.in_flight);
-            known.extend(self.set_aside.keys().cloned());
-        }
-        let loan = self.sessions.loan();
-        self.fetching = Some(Box::pin(async move {
-            // Anew for each page: the rows of an older one leave it, but never come.
-            let Ok(work) = client.acquire().await else {
-                return Err(FetchError::Closed);
-            };
-            let plan = place.plan(&statements, work.share(), work.epoch(), page, &known);
-            let fetched = env::timeout(limit, async {
-                let mut session = loan.take().await?;
-                let page = fetch(&mut session.connection, &statements, &plan).await?;
-                Ok::<_, sqlx::Error>((page, session))
-            });
-            let error = match fetched.await {
-                Ok(Ok((page, session))) => {
-                    return Ok(Fetched {
-                        work: Arc::new(work),
-                        plan,
-                        page,
-                        place,
-                        session,
-                    });
-                }
-                Ok(Err(error)) => error.to_string(),
-                Err(elapsed) => elapsed.to_string(),
-            };
-            Err(FetchError::Database(place, error))
-        }));
     }
 
     /// As many rows as were worked through in some time, where that is more than a batch: fewer and larger pages.
@@ -415,82 +372,57 @@ where
             .max(batch)
     }
 
-    fn take_fetched(&mut self, fetched: Result<Fetched<D>, FetchError>) {
+    fn take_news(&mut self, news: News<D>) {
+        match news {
+            News::Page(page) => self.take_page(*page),
+            News::Failed(error, retry_in) => {
+                self.counts.polls += 1;
+                self.note_trouble("rows cannot be fetched", &error, retry_in);
+            }
+            News::Moved => {}
+            News::Closed => self.stop(),
+        }
+    }
+
+    fn take_page(&mut self, fetched: Fetched<D>) {
+        // What is being tried again may still fail.
+        let nothing_waits = self.finished.is_empty() && self.trouble.end();
+        if self.pages.trouble.end() | nothing_waits {
+            self.note_success();
+        }
         self.counts.polls += 1;
-        let fetched = match fetched {
-            Ok(fetched) => fetched,
-            Err(FetchError::Closed) => return self.stop(),
-            Err(FetchError::Database(place, error)) => {
-                self.sessions.lost();
-                self.place = place;
-                return self.note_trouble("rows cannot be fetched", &error);
-            }
-        };
-        self.note_success();
-        let Fetched {
-            work,
-            plan,
-            mut page,
-            place,
-            session,
-        } = fetched;
-        let now = env::now();
-        self.sessions.back(session, self.groups.are_quick(), now);
-        self.place = place;
-        let before = self.queue.len();
-        for (head, row) in page.rows {
+        self.counts.unreadable += fetched.page.unreadable;
+        self.counts.lag = fetched.page.lag;
+        let session = self.pages.turn(fetched, |work, head, row| {
             let key = head.key;
-            let elsewhere = |own: &ShareUnion| !own.contains((&key).into());
-            if plan.filter.as_ref().is_some_and(elsewhere)
-                || self.marked_meanwhile.contains(&key)
-                || self.set_aside.contains_key(&key)
-                || !self.in_flight.insert(key.clone())
-            {
-                continue;
+            let is_new = !self.marked_meanwhile.contains(&key)
+                && !self.set_aside.contains_key(&key)
+                && self.in_flight.insert(key.clone());
+            if is_new {
+                self.queue.push_back(Queued {
+                    work: Arc::clone(work),
+                    key,
+                    attempts: head.attempts,
+                    row: R::from_row(&row).map_err(|error| error.to_string()),
+                });
             }
-            self.queue.push_back(Queued {
-                work: Arc::clone(&work),
-                key,
-                attempts: head.attempts,
-                row: R::from_row(&row).map_err(|error| error.to_string()),
-            });
-        }
-        let found = self.queue.len() > before;
-        let more = self.place.advance(&plan, &mut page.extent);
-        let mut wait = self.idle.wait(found, more);
-        if !more {
-            // What finds nothing shall not keep the database busy.
-            wait = wait.max((page.extent.took * THRIFT).min(self.settings.longest_idle));
-        }
-        self.next_poll = now + wait;
-        self.recalled = Some(Box::pin(work.recalled()));
-        self.work = Some(work);
-        self.counts.unreadable += page.unreadable;
-        self.counts.lag = page.lag;
+            is_new
+        });
+        let quick = self.groups.are_quick();
+        self.sessions.back(session, quick, env::now());
     }
-
-    /// The share has changed: there may be other rows.
-    fn look_anew(&mut self) {
-        self.rewind = true;
-        self.next_poll = env::now();
-    }
-
-    // Marks.
 
     // The database's state, and the end.
 
-    fn note_trouble(&mut self, what: &str, error: &str) {
-        let wait = self.trouble.note(env::now());
-        tracing::warn!(%error, retry_in = ?wait, "{what}");
+    fn note_trouble(&mut self, what: &str, error: &str, retry_in: Duration) {
+        tracing::warn!(%error, ?retry_in, "{what}");
         self.counts.database_errors += 1;
         self.counts.trouble = Some(error.to_owned());
     }
 
     fn note_success(&mut self) {
-        if self.trouble.end() {
-            tracing::info!("the database answers again");
-            self.counts.trouble = None;
-        }
+        tracing::info!("the database answers again");
+        self.counts.trouble = None;
     }
 
     /// No new rows; what waits goes back.
@@ -499,11 +431,7 @@ where
         for queued in self.queue.drain(..) {
             self.in_flight.remove(&queued.key);
         }
-        if self.fetching.take().is_some() {
-            self.sessions.lost();
-        }
-        self.recalled = None;
-        self.work = None;
+        self.pages.stop();
     }
 
     fn is_over(&mut self, now: Instant) -> bool {
@@ -533,22 +461,17 @@ where
     /// When there is something to do, if nothing happens before.
     fn wake(&self, now: Instant) -> Instant {
         const LONGEST: Duration = Duration::from_secs(1);
-        let mut wake = now + LONGEST;
-        if let Some(until) = self.trouble.until(now) {
-            return wake.min(until);
-        }
-        if self.fetching.is_none() && self.stopping.is_none() && now < self.next_poll {
-            wake = wake.min(self.next_poll);
-        }
-        if let Some(at) = self.mark_at()
-            && self.marking.is_empty()
-        {
-            wake = wake.min(at);
-        }
-        if let Some(at) = self.sessions.idle_at() {
-            wake = wake.min(at);
-        }
-        wake
+        let late = self.late.front().map(|(at, _)| *at);
+        let due = [
+            self.pages.due_at(now),
+            self.marks_due_at(now),
+            self.sessions.idle_at(),
+            late,
+        ];
+        due.into_iter()
+            .flatten()
+            .min()
+            .map_or(now + LONGEST, |due| due.min(now + LONGEST))
     }
 
     fn show(&mut self) {
@@ -560,13 +483,5 @@ where
             }
             changed
         });
-    }
-}
-
-/// The future's answer, or none ever.
-pub(super) async fn pending_or<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
     }
 }

@@ -1,7 +1,7 @@
 //! Which rows to ask for next, and how the database is asked.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use skyschedule_common::env::{self, Instant};
@@ -78,14 +78,6 @@ impl Place {
         }
     }
 
-    /// Whether it matters to the next plan which rows are known: none is behind a cursor.
-    pub(super) fn wants_known(&self, now: Instant) -> bool {
-        match &self.way {
-            Way::Keyset { .. } => false,
-            Way::Slots(rotation) => !rotation.goes_on(now),
-        }
-    }
-
     /// Back to the oldest row.
     pub(super) fn rewind(&mut self) {
         match &mut self.way {
@@ -94,14 +86,14 @@ impl Place {
         }
     }
 
-    /// What to ask for about `most` rows of this share, of which some are `known` already.
-    pub(super) fn plan(
+    /// What to ask for about `most` rows of this share beside those that are `known` already.
+    pub(super) fn plan<'k>(
         &mut self,
         statements: &Statements,
         rows: &ShareUnion,
         epoch: Epoch,
         most: usize,
-        known: &HashSet<Key>,
+        known: impl Iterator<Item = &'k Key>,
     ) -> Plan {
         if self.rows != *rows || self.epoch != Some(epoch) {
             self.rows = rows.clone();
@@ -155,13 +147,13 @@ impl Place {
     }
 }
 
-fn plan_slots(
+fn plan_slots<'k>(
     statements: &Statements,
     slots: Vec<u32>,
     after: &[Cursor],
     total: u32,
     most: usize,
-    known: &HashSet<Key>,
+    known: impl Iterator<Item = &'k Key>,
 ) -> Plan {
     let together = slots.len() > 1 && statements.dialect() == Dialect::MySql;
     let (statement, limit) = match (&slots[..], after) {
@@ -196,7 +188,11 @@ fn plan_slots(
 }
 
 /// How many known rows each of these slots has: so many more must be asked for to find new ones.
-fn held(total: u32, slots: &[u32], known: &HashSet<Key>) -> impl Iterator<Item = usize> {
+fn held<'k>(
+    total: u32,
+    slots: &[u32],
+    known: impl Iterator<Item = &'k Key>,
+) -> impl Iterator<Item = usize> {
     let mut counts = vec![0_usize; slots.len()];
     for key in known {
         let slot = RowKey::from(key).modulo(total.max(1));

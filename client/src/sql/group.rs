@@ -1,8 +1,11 @@
-//! Starting handlers: one in a task of the runtime, or several, one after the other, while they end at once.
+//! Starting handlers: one in a task of the runtime, or several, one after the other, while they end at once. Where such a
+//! group takes too long all the same, what is left of it goes on without it.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,11 +19,11 @@ use crate::work::Row;
 /// About so long a group of handlers may take until its last one has ended or waits.
 const GROUP: Duration = Duration::from_micros(50);
 
-/// Most handlers of a group. A handler that blocks its thread holds up those behind it.
+/// Most handlers of a group.
 const LARGEST: usize = 128;
 
-/// After so long what has ended is not kept back for the rest of its group.
-const LATE: Duration = Duration::from_millis(1);
+/// After so long a group is broken up.
+pub(super) const LATE: Duration = Duration::from_millis(10);
 
 /// A row whose handler was begun.
 pub(super) struct Begun {
@@ -69,6 +72,36 @@ pub(super) struct Pace {
     at_once: bool,
 }
 
+/// Handlers that run one after the other.
+pub(super) struct Group<R> {
+    state: Arc<Mutex<State<R>>>,
+    _running: Running,
+}
+
+struct State<R> {
+    waiting: VecDeque<Task<R>>,
+    ended: Vec<Ended>,
+}
+
+impl<R> Group<R> {
+    /// Takes what has ended, and what has not begun: a handler that blocks its thread must not hold them up.
+    pub(super) fn break_up(&self) -> (Vec<Ended>, VecDeque<Task<R>>) {
+        let mut state = lock(&self.state);
+        (mem::take(&mut state.ended), mem::take(&mut state.waiting))
+    }
+}
+
+fn lock<R>(state: &Mutex<State<R>>) -> MutexGuard<'_, State<R>> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts away what has ended; the next one.
+fn next<R>(state: &Mutex<State<R>>, ended: Option<Ended>) -> Option<Task<R>> {
+    let mut state = lock(state);
+    state.ended.extend(ended);
+    state.waiting.pop_front()
+}
+
 /// A task of the runtime: its handlers are dropped when this is.
 pub(super) struct Running(env::JoinHandle<()>);
 
@@ -111,7 +144,10 @@ impl<H> Groups<H> {
 
     /// Learns from a group: the first ones are alone.
     pub(super) fn learn(&mut self, pace: Pace) {
-        let each = pace.took / pace.handlers.max(1);
+        if pace.handlers == 0 {
+            return; // All were taken from it.
+        }
+        let each = pace.took / pace.handlers;
         let fit = GROUP.as_nanos() / each.as_nanos().max(1);
         let fit = usize::try_from(fit).unwrap_or(LARGEST);
         self.size = if pace.at_once {
@@ -121,8 +157,8 @@ impl<H> Groups<H> {
         };
     }
 
-    /// Starts a group; its number, and its task.
-    pub(super) fn start<R>(&mut self, tasks: Vec<Task<R>>) -> (u64, Running)
+    /// Starts a group; its number, and itself.
+    pub(super) fn start<R>(&mut self, tasks: VecDeque<Task<R>>) -> (u64, Group<R>)
     where
         R: Send + 'static,
         H: Handler<R>,
@@ -131,18 +167,24 @@ impl<H> Groups<H> {
         let group = self.last;
         let (handler, limit) = (Arc::clone(&self.handler), self.limit);
         let reports = self.reports.clone();
-        let running = env::spawn(async move {
+        let is_single = tasks.len() == 1;
+        let state = Arc::new(Mutex::new(State {
+            ended: Vec::with_capacity(tasks.len()),
+            waiting: tasks,
+        }));
+        let own = Arc::clone(&state);
+        let running = Running(env::spawn(async move {
             let begun = env::now();
-            let handlers = u32::try_from(tasks.len()).unwrap_or(u32::MAX);
-            let mut ended = Vec::with_capacity(tasks.len());
-            let mut at_once = true;
-            for task in tasks {
+            let (mut handlers, mut at_once) = (0, true);
+            let mut ended = None;
+            while let Some(task) = next(&own, ended.take()) {
+                handlers += 1;
                 let row = Begun::of(&task);
                 let mut execution = Box::pin(one(Arc::clone(&handler), task, limit));
                 let first = poll_fn(|context| Poll::Ready(execution.as_mut().poll(context)));
                 let outcome = match first.await {
                     Poll::Ready(outcome) => outcome,
-                    Poll::Pending if handlers == 1 => {
+                    Poll::Pending if is_single => {
                         at_once = false;
                         execution.await
                     }
@@ -152,21 +194,22 @@ impl<H> Groups<H> {
                         continue;
                     }
                 };
-                ended.push((row, outcome));
-                if handlers > 1 && begun.elapsed() >= LATE {
-                    let ended = std::mem::take(&mut ended);
-                    let _ = reports.send(Report::Ended(ended)).await;
-                }
+                ended = Some((row, outcome));
             }
             let pace = Pace {
                 handlers,
                 took: begun.elapsed(),
                 at_once,
             };
+            let ended = mem::take(&mut lock(&own).ended);
             // Nobody listens once the consumer is dropped.
             let _ = reports.send(Report::Over { group, ended, pace }).await;
-        });
-        (group, Running(running))
+        }));
+        let handlers = Group {
+            state,
+            _running: running,
+        };
+        (group, handlers)
     }
 
     /// Goes on with one that waits.

@@ -84,9 +84,9 @@
 //!
 //! # Inside
 //! `table` and `schema` say what the table is, `statements` and `clock` what is asked of it, `driver` how. `engine` is the
-//! loop, `fetch` and `rotation` where it is in the table, `group` and `task` an execution, `mark` the writing down of what
-//! came of it, `session` the connections for that. `once` is
-//! all of this in transactions.
+//! loop, `pages` when it asks for rows, `fetch` and `rotation` where it is in the table, `group` and `task` an execution,
+//! `mark` the writing down of what came of it, `session` the connections for all that. `once` is the other loop, whose pages
+//! become transactions.
 
 mod clock;
 mod consumer;
@@ -101,6 +101,7 @@ mod mark;
 mod metrics;
 mod once;
 mod pace;
+mod pages;
 mod rotation;
 mod schema;
 mod session;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use skyschedule_common::env::{Instant, rng};
 
 const SHORTEST_IDLE: Duration = Duration::from_millis(20);
@@ -68,6 +69,14 @@ impl Trouble {
 
     pub(super) fn lasts(&self, now: Instant) -> bool {
         self.until(now).is_some()
+    }
+}
+
+/// The future's answer, or none ever.
+pub(super) async fn pending_or<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
     }
 }
 

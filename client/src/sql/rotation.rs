@@ -90,12 +90,6 @@ impl Rotation {
         self.dry = 0;
     }
 
-    /// Whether the slots to read are read on behind a cursor.
-    pub(super) fn goes_on(&self, now: Instant) -> bool {
-        let next = self.next_of(now);
-        self.dry < self.slots.len() && self.slots[next].state.cursor(now).is_some()
-    }
-
     /// The next slot that may be read; while none may be, the next one all the same, rather than none.
     fn next_of(&self, now: Instant) -> usize {
         let count = self.slots.len();
@@ -245,7 +239,6 @@ mod tests {
             assert_eq!(rotation.take(1, now).0, [slot]);
             assert!(rotation.advance(&plan(&[slot], 10), &mut page(&[(slot, 10)]), now));
         }
-        assert!(rotation.goes_on(now) && !rotation.goes_on(now + REWIND));
         let (slots, after) = rotation.take(1, now);
         assert!(slots == [0] && after == [cursor().unwrap()]);
         let (_, after) = rotation.take(1, now + REWIND);

@@ -1,21 +1,33 @@
 //! Connections that are kept in hand while statements follow each other at once.
 //!
+//! A statement begins when there is one in hand for it. Where there is none, one is asked for, and whichever comes first
+//! serves: one that another statement gives back, one that is idle in the pool meanwhile, or a new one.
+//!
 //! A connection that goes back to its pool is tested there, which is one more way to the database for each statement. Where
 //! handlers take their time, or may want connections of the same pool, each goes back after its statement.
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use skyschedule_common::env::{self, Instant};
-use sqlx::Pool;
 use sqlx::pool::PoolConnection;
+use sqlx::{Connection, Pool};
 
 use super::driver::Driver;
+use super::pace::pending_or;
 
 /// How long a connection in hand may be idle.
 const IDLE: Duration = Duration::from_millis(5);
 
 /// How long a connection stays in hand at most: the pool has an eye on its age, and others may want it.
 const LONGEST: Duration = Duration::from_secs(1);
+
+/// How often it is looked for an idle connection while a new one is opened.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long the answer to a test of a connection is waited for.
+const TEST: Duration = Duration::from_secs(1);
 
 /// A connection, on loan from the pool.
 pub(super) struct Session<D: Driver> {
@@ -27,70 +39,61 @@ pub(super) struct Session<D: Driver> {
 /// See the module.
 pub(super) struct Sessions<D: Driver> {
     pool: Pool<D>,
+    /// How long one is waited for.
+    limit: Duration,
     in_hand: Vec<Session<D>>,
-    /// Those that statements use.
-    lent: usize,
-}
-
-/// A connection that is in hand, or a place in the queue of the pool.
-pub(super) enum Loan<D: Driver> {
-    InHand(Session<D>),
-    Wanted(Pool<D>),
-}
-
-impl<D: Driver> Loan<D> {
-    pub(super) async fn take(self) -> Result<Session<D>, sqlx::Error> {
-        match self {
-            Self::InHand(session) => Ok(session),
-            Self::Wanted(pool) => {
-                let connection = pool.acquire().await?;
-                let now = env::now();
-                Ok(Session {
-                    connection,
-                    since: now,
-                    idle_since: now,
-                })
-            }
-        }
-    }
+    /// A statement waits for one.
+    wanted: bool,
+    coming: Option<BoxFuture<'static, Result<PoolConnection<D>, String>>>,
 }
 
 impl<D: Driver> Sessions<D> {
-    pub(super) fn new(pool: Pool<D>) -> Self {
+    pub(super) fn new(pool: Pool<D>, limit: Duration) -> Self {
         Self {
             pool,
+            limit,
             in_hand: Vec::new(),
-            lent: 0,
+            wanted: false,
+            coming: None,
         }
     }
 
-    /// Whether there is one more than those that are lent, in hand or in the pool.
-    pub(super) fn has_one(&self) -> bool {
-        let most = self.pool.options().get_max_connections();
-        !self.in_hand.is_empty() || self.lent < usize::try_from(most).unwrap_or(usize::MAX)
-    }
-
-    /// Lends one; [`back`](Self::back) or [`lost`](Self::lost) must follow.
-    pub(super) fn loan(&mut self) -> Loan<D> {
-        self.lent += 1;
-        match self.in_hand.pop() {
-            Some(session) => Loan::InHand(session),
-            None => Loan::Wanted(self.pool.clone()),
+    /// The next one in hand. If there is none, one is asked for: see [`come`](Self::come).
+    pub(super) fn take(&mut self) -> Option<Session<D>> {
+        let session = self.in_hand.pop();
+        self.wanted = session.is_none();
+        if self.wanted && self.coming.is_none() {
+            let (pool, limit) = (self.pool.clone(), self.limit);
+            self.coming = Some(Box::pin(async move {
+                match env::timeout(limit, first_of(&pool)).await {
+                    Ok(Ok(connection)) => Ok(connection),
+                    Ok(Err(error)) => Err(error.to_string()),
+                    Err(elapsed) => Err(elapsed.to_string()),
+                }
+            }));
         }
+        session
     }
 
-    /// It has served, and is kept in hand or goes back to the pool.
+    /// Waits until one that was asked for is in hand, or cannot be had; for ever if none was.
+    pub(super) async fn come(&mut self) -> Result<(), String> {
+        let come = pending_or(&mut self.coming).await;
+        self.coming = None;
+        let now = env::now();
+        self.in_hand.push(Session {
+            connection: come?,
+            since: now,
+            idle_since: now,
+        });
+        Ok(())
+    }
+
+    /// It has served, and is kept in hand, for whoever waits for one at least, or goes back to the pool.
     pub(super) fn back(&mut self, mut session: Session<D>, keep: bool, now: Instant) {
-        self.lost();
-        if keep && now < session.since + LONGEST {
+        if (keep || self.wanted) && now < session.since + LONGEST {
             session.idle_since = now;
             self.in_hand.push(session);
         }
-    }
-
-    /// It is closed, or was given up.
-    pub(super) fn lost(&mut self) {
-        self.lent = self.lent.saturating_sub(1);
     }
 
     /// Gives back what was idle for too long.
@@ -109,4 +112,31 @@ impl<D: Driver> Sessions<D> {
         let idle = self.in_hand.iter().map(|session| session.idle_since);
         Some(idle.min()? + IDLE)
     }
+}
+
+/// The first that comes. The pool alone, once it has begun to open a new one, waits for that, however long it takes,
+/// although others are given back meanwhile; where the server takes no more connections it tries again in silence.
+async fn first_of<D: Driver>(pool: &Pool<D>) -> Result<PoolConnection<D>, sqlx::Error> {
+    let mut opening = Box::pin(pool.acquire());
+    if let Some(at_once) = opening.as_mut().now_or_never() {
+        return at_once;
+    }
+    // It is opened also if another one comes first: the next statement will want it.
+    let mut opening = env::spawn(opening);
+    loop {
+        if let Ok(opened) = env::timeout(LOOK, &mut opening).await {
+            return opened.unwrap_or(Err(sqlx::Error::WorkerCrashed));
+        }
+        if let Some(mut idle) = pool.try_acquire() {
+            if is_alive(&mut *idle).await {
+                return Ok(idle);
+            }
+            idle.close_on_drop();
+        }
+    }
+}
+
+/// Whether a connection that was idle still answers.
+pub(super) async fn is_alive<C: Connection>(connection: &mut C) -> bool {
+    matches!(env::timeout(TEST, connection.ping()).await, Ok(Ok(())))
 }

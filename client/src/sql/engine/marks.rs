@@ -15,7 +15,6 @@ use super::super::session::Session;
 use super::super::statements::Mark;
 use super::super::task::Handler;
 use super::{Engine, MAX_SET_ASIDE, SET_ASIDE};
-use crate::observe::Status;
 
 const MARK_ROWS: usize = 100;
 
@@ -32,14 +31,10 @@ where
     H: Handler<R>,
 {
     /// Marks what is finished, when waiting for more would gain nothing or hold somebody up.
-    pub(super) fn begin_marks(&mut self, now: Instant, share: &Status) {
-        while !self.finished.is_empty() && !self.trouble.lasts(now) {
-            let lanes = self.lanes();
-            let most = self.settings.batch.div_ceil(lanes);
-            if self.marking.len() >= lanes || (!self.marking.is_empty() && !self.sessions.has_one())
-            {
-                return;
-            }
+    pub(super) fn begin_marks(&mut self, now: Instant) {
+        let epoch = self.pages.epoch();
+        while !self.finished.is_empty() && !self.trouble.lasts(now) && self.has_lane() {
+            let most = self.settings.batch.div_ceil(self.lanes());
             // Nothing that runs could be added.
             let complete = self.running == 0 || self.finished.len() >= most;
             let old = self.mark_at().is_some_and(|at| now >= at);
@@ -47,13 +42,16 @@ where
             let moving = self
                 .finished
                 .iter()
-                .any(|one| share.epoch != Some(one.guard.epoch()));
+                .any(|one| epoch != Some(one.guard.epoch()));
             if !(complete || old || moving || self.stopping.is_some()) {
                 return;
             }
+            let Some(session) = self.sessions.take() else {
+                return;
+            };
             let rest = self.finished.split_off(self.finished.len().min(most));
             let finished = std::mem::replace(&mut self.finished, rest);
-            self.begin_mark(finished);
+            self.begin_mark(finished, session);
         }
     }
 
@@ -67,27 +65,30 @@ where
         }
     }
 
-    fn begin_mark(&mut self, finished: Vec<Finished>) {
+    /// Whether one more mark may be under way.
+    fn has_lane(&self) -> bool {
+        self.marking.len() < self.lanes()
+    }
+
+    fn begin_mark(&mut self, finished: Vec<Finished>, mut session: Session<D>) {
         let statements = Arc::clone(&self.statements);
         let limit = self.settings.database_timeout;
-        let loan = self.sessions.loan();
         self.marking.push(Box::pin(async move {
-            let marked = env::timeout(limit, async {
-                let mut session = loan.take().await?;
-                let marked = mark(&mut session.connection, &statements, &finished).await?;
-                Ok::<_, sqlx::Error>((marked, session))
-            });
-            let marked = match marked.await {
-                Ok(Ok(marked)) => Ok(marked),
+            let marking = mark(&mut session.connection, &statements, &finished);
+            let marked = match env::timeout(limit, marking).await {
+                Ok(Ok(marked)) => Ok((marked, session)),
                 Ok(Err(error)) => Err(error.to_string()),
-                Err(elapsed) => Err(elapsed.to_string()),
+                Err(elapsed) => {
+                    session.connection.close_on_drop();
+                    Err(elapsed.to_string())
+                }
             };
             (finished, marked)
         }));
     }
 
     /// When what is finished has waited for long enough.
-    pub(super) fn mark_at(&self) -> Option<Instant> {
+    fn mark_at(&self) -> Option<Instant> {
         let half = self.finished.len() >= self.settings.batch.div_ceil(2);
         let holds_up = self.unmarked() >= self.settings.batch;
         let wait = if half || holds_up {
@@ -98,6 +99,12 @@ where
         Some(self.finished.first()?.at + wait)
     }
 
+    /// When marks are to be looked after, if nothing happens before.
+    pub(super) fn marks_due_at(&self, now: Instant) -> Option<Instant> {
+        let at = self.trouble.until(now).or_else(|| self.mark_at())?;
+        (now < at && self.has_lane()).then_some(at)
+    }
+
     pub(super) fn take_marked(
         &mut self,
         mut finished: Vec<Finished>,
@@ -106,18 +113,21 @@ where
         let (marked, session) = match marked {
             Ok(marked) => marked,
             Err(error) => {
-                self.sessions.lost();
                 // It may have been committed all the same.
                 self.uncertain
                     .extend(finished.iter().map(|one| one.key.clone()));
                 finished.append(&mut self.finished);
                 self.finished = finished;
-                return self.note_trouble("tasks cannot be marked", &error);
+                let retry_in = self.trouble.note(env::now());
+                return self.note_trouble("tasks cannot be marked", &error, retry_in);
             }
         };
         self.sessions
             .back(session, self.groups.are_quick(), env::now());
-        self.note_success();
+        // Where marks are written, rows can be read.
+        if self.trouble.end() | self.pages.trouble.end() {
+            self.note_success();
+        }
         let known = self.uncertain.len();
         if known > 0 {
             self.uncertain
@@ -153,7 +163,7 @@ where
         // Most marks say done; a lost one is counted there.
         counts.done = counts.done.saturating_sub(lost);
         counts.refused_marks += u64::try_from(refused.len()).unwrap_or(0);
-        let under_way = self.fetching.is_some();
+        let under_way = self.pages.is_asking();
         for one in finished {
             self.in_flight.remove(&one.key);
             if under_way {

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use skyschedule_common::env::{self, Instant, rng};
 use skyschedule_common::share::Dialect;
@@ -21,17 +20,16 @@ use tokio::sync::watch;
 
 use super::super::consumer::Settings;
 use super::super::driver::Driver;
-use super::super::engine::pending_or;
-use super::super::fetch::{Page, Place, Plan, fetch};
 use super::super::key::Key;
 use super::super::metrics::Metrics;
-use super::super::pace::{Idle, Trouble};
+use super::super::pace::Trouble;
+use super::super::pages::{Fetched, News, Pages};
+use super::super::session::Sessions;
 use super::super::statements::{Mark, Statements};
 use super::super::task::Failure;
 use super::lane::{Fate, Found, Lane, Report};
 use super::{TransactionHandler, Transactions, Tx};
 use crate::client::Client;
-use crate::work::Work;
 
 /// How long a row is left alone that was locked or rolled back, at first and at most.
 const ASIDE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -47,27 +45,16 @@ const MAX_ASIDE: usize = 10_000;
 
 /// See the module.
 pub(in super::super) struct Engine<D: Driver, R, H> {
-    client: Client,
     pool: Pool<D>,
     statements: Arc<Statements>,
-    /// For the queries that find rows: what is in them is read when they are claimed.
-    keys_only: Arc<Statements>,
     settings: Settings,
     handler: Arc<H>,
     metrics: watch::Sender<Metrics>,
     row: PhantomData<fn() -> R>,
 
-    place: Place,
-    /// Rows were left behind: begin anew at the oldest one.
-    rewind: bool,
-    idle: Idle,
-    next_poll: Instant,
-    fetching: Option<BoxFuture<'static, Result<Fetched<D>, FetchError>>>,
-    /// The newest rows of this client, kept so that their end is seen.
-    work: Option<Arc<Work>>,
-    recalled: Option<BoxFuture<'static, ()>>,
-    /// Of queries.
-    trouble: Trouble,
+    pages: Pages<D>,
+    /// For queries.
+    sessions: Sessions<D>,
     /// Of transactions.
     away: Trouble,
 
@@ -88,18 +75,6 @@ struct Aside {
     times: u32,
     /// It is tried again in a transaction of its own.
     alone: bool,
-}
-
-struct Fetched<D: Driver> {
-    work: Arc<Work>,
-    plan: Plan,
-    page: Page<D>,
-    place: Place,
-}
-
-enum FetchError {
-    Closed,
-    Database(Place, String),
 }
 
 /// A transaction that goes on; it is rolled back when this is dropped.
@@ -147,23 +122,18 @@ where
                 .min(connections.saturating_sub(1))
                 .max(1),
         };
+        let limit = settings.database_timeout;
+        // What is in rows is read when they are claimed.
+        let keys_only = Arc::new(statements.keys_only());
         Self {
-            idle: Idle::new(settings.longest_idle),
-            keys_only: Arc::new(statements.keys_only()),
-            client,
+            pages: Pages::new(client, keys_only, limit, settings.longest_idle),
+            sessions: Sessions::new(pool.clone(), limit),
             pool,
             statements,
             settings,
             handler: Arc::new(handler),
             metrics,
             row: PhantomData,
-            place: Place::new(),
-            rewind: false,
-            next_poll: env::now(),
-            fetching: None,
-            work: None,
-            recalled: None,
-            trouble: Trouble::default(),
             away: Trouble::default(),
             queue: VecDeque::new(),
             lanes: FuturesUnordered::new(),
@@ -176,11 +146,11 @@ where
     }
 
     pub(in super::super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let mut shares = self.client.shares();
         loop {
             let now = env::now();
             self.begin_transactions(now);
             self.begin_fetch(now);
+            self.sessions.tidy(now);
             self.show();
             if self.stopping && self.lanes.is_empty() {
                 break;
@@ -190,18 +160,11 @@ where
                 biased;
                 _ = stop.wait_for(|stop| *stop), if !self.stopping => self.stop(),
                 Some((keys, report)) = self.lanes.next() => self.take_report(&keys, report),
-                fetched = pending_or(&mut self.fetching) => {
-                    self.fetching = None;
-                    self.take_fetched(fetched);
-                }
-                () = pending_or(&mut self.recalled) => {
-                    self.recalled = None;
-                    self.look_anew();
-                }
-                changed = shares.changed(), if !self.stopping => match changed {
-                    Ok(()) => self.look_anew(),
-                    Err(_) => self.stop(),
+                come = self.sessions.come() => if let Err(error) = come {
+                    let retry_in = self.pages.trouble.note(env::now());
+                    self.note_trouble("there is no connection to the database", &error, retry_in);
                 },
+                news = self.pages.news() => self.take_news(news),
                 () = env::sleep_until(wake) => {}
             }
         }
@@ -289,11 +252,11 @@ where
                 Fate::Marked(Mark::Done, _) if lost > 0 => lost -= 1,
                 Fate::Marked(mark, failure) => self.take_mark(&key, mark, failure.as_ref()),
                 Fate::Dropped => {
-                    self.rewind = true;
+                    self.pages.rewind();
                     self.count(|metrics| metrics.dropped += 1);
                 }
                 Fate::Interrupted => {
-                    self.rewind = true;
+                    self.pages.rewind();
                     self.count(|metrics| metrics.interrupted += 1);
                 }
                 Fate::Locked => {
@@ -303,7 +266,7 @@ where
                 Fate::Again(error) => {
                     tracing::info!(task = %key, %error, "a task was rolled back: it is tried again");
                     self.count(|metrics| metrics.rolled_back += 1);
-                    self.rewind = true;
+                    self.pages.rewind();
                     self.set_aside(&key, true);
                 }
                 Fate::Refused(error) => {
@@ -315,10 +278,10 @@ where
                     }
                 }
                 Fate::Away(error) => {
-                    self.rewind = true;
+                    self.pages.rewind();
                     away = Some(error);
                 }
-                Fate::Left => self.rewind = true,
+                Fate::Left => self.pages.rewind(),
                 Fate::Gone => {}
             }
         }
@@ -373,110 +336,61 @@ where
         aside.until = now + rng::jitter(wait, 0.5);
         aside.times += 1;
         aside.alone |= alone;
-        self.next_poll = self.next_poll.min(aside.until);
+        self.pages.ask_by(aside.until);
     }
 
     // Rows.
 
     fn begin_fetch(&mut self, now: Instant) {
         let enough = self.queue.len() > self.settings.batch / 2;
-        if self.fetching.is_some()
-            || self.stopping
-            || enough
-            || now < self.next_poll
-            || self.trouble.lasts(now)
-            || self.away.lasts(now)
-        {
+        if enough || self.away.lasts(now) || !self.pages.is_due(now) {
             return;
         }
+        let Some(session) = self.sessions.take() else {
+            return;
+        };
         self.aside.retain(|_, aside| now < aside.until + REMEMBERED);
-        let mut place = mem::replace(&mut self.place, Place::new());
-        if mem::take(&mut self.rewind) {
-            place.rewind();
-        }
-        let mut known = self.in_flight.clone();
         let aside = self.aside.iter().filter(|(_, aside)| now < aside.until);
-        known.extend(aside.map(|(key, _)| key.clone()));
-        let (client, pool) = (self.client.clone(), self.pool.clone());
-        let statements = Arc::clone(&self.keys_only);
-        let (batch, limit) = (self.settings.batch, self.settings.database_timeout);
-        let metrics = self.metrics.clone();
-        self.fetching = Some(Box::pin(async move {
-            let Ok(work) = client.acquire().await else {
-                return Err(FetchError::Closed);
-            };
-            let plan = place.plan(&statements, work.share(), work.epoch(), batch, &known);
-            metrics.send_modify(|metrics| metrics.polls += 1);
-            let page = async {
-                let mut connection = pool.acquire().await?;
-                fetch(&mut connection, &statements, &plan).await
-            };
-            match env::timeout(limit, page).await {
-                Ok(Ok(page)) => Ok(Fetched {
-                    work: Arc::new(work),
-                    plan,
-                    page,
-                    place,
-                }),
-                Ok(Err(error)) => Err(FetchError::Database(place, error.to_string())),
-                Err(elapsed) => Err(FetchError::Database(place, elapsed.to_string())),
-            }
-        }));
+        let known = self.in_flight.iter().chain(aside.map(|(key, _)| key));
+        if let Some(session) = self.pages.ask(self.settings.batch, known, session) {
+            self.sessions.back(session, true, now);
+        }
     }
 
-    fn take_fetched(&mut self, fetched: Result<Fetched<D>, FetchError>) {
-        let now = env::now();
-        let fetched = match fetched {
-            Ok(fetched) => fetched,
-            Err(FetchError::Closed) => return self.stop(),
-            Err(FetchError::Database(place, error)) => {
-                self.place = place;
-                let wait = self.trouble.note(now);
-                return self.note_trouble("rows cannot be fetched", &error, wait);
+    fn take_news(&mut self, news: News<D>) {
+        match news {
+            News::Page(page) => self.take_page(*page),
+            News::Failed(error, retry_in) => {
+                self.count(|metrics| metrics.polls += 1);
+                self.note_trouble("rows cannot be fetched", &error, retry_in);
             }
-        };
-        if self.trouble.end() {
+            // Others may be waiting for some of these rows.
+            News::Moved => mem::take(&mut self.hurry).store(true, Ordering::Relaxed),
+            News::Closed => self.stop(),
+        }
+    }
+
+    fn take_page(&mut self, fetched: Fetched<D>) {
+        if self.pages.trouble.end() {
             self.note_success();
         }
-        let Fetched {
-            work,
-            plan,
-            mut page,
-            place,
-        } = fetched;
-        self.place = place;
-        let mut found = false;
-        for (head, _) in &page.rows {
-            let key = &head.key;
-            let elsewhere = plan
-                .filter
-                .as_ref()
-                .is_some_and(|own| !own.contains(key.into()));
-            let aside = self.aside.get(key).is_some_and(|aside| now < aside.until);
-            if elsewhere || aside || !self.in_flight.insert(key.clone()) {
-                continue;
-            }
-            found = true;
-            self.queue.push_back(Found {
-                work: Arc::clone(&work),
-                key: key.clone(),
-            });
-        }
-        let more = self.place.advance(&plan, &mut page.extent);
-        self.next_poll = now + self.idle.wait(found, more);
-        self.recalled = Some(Box::pin(work.recalled()));
-        self.work = Some(work);
         self.metrics.send_modify(|metrics| {
-            metrics.unreadable += page.unreadable;
-            metrics.lag = page.lag;
+            metrics.polls += 1;
+            metrics.unreadable += fetched.page.unreadable;
+            metrics.lag = fetched.page.lag;
         });
-    }
-
-    /// The share has changed: there may be other rows, and others may be waiting for some of these.
-    fn look_anew(&mut self) {
-        self.rewind = true;
-        self.next_poll = env::now();
-        mem::take(&mut self.hurry).store(true, Ordering::Relaxed);
+        let now = env::now();
+        let session = self.pages.turn(fetched, |work, head, _| {
+            let key = head.key;
+            let aside = self.aside.get(&key).is_some_and(|aside| now < aside.until);
+            let is_new = !aside && self.in_flight.insert(key.clone());
+            if is_new {
+                let work = Arc::clone(work);
+                self.queue.push_back(Found { work, key });
+            }
+            is_new
+        });
+        self.sessions.back(session, false, now);
     }
 
     // The database's state, and the end.
@@ -501,24 +415,21 @@ where
         for found in self.queue.drain(..) {
             self.in_flight.remove(&found.key);
         }
-        self.fetching = None;
-        self.recalled = None;
-        self.work = None;
+        self.pages.stop();
     }
 
     /// When there is something to do, if nothing happens before.
     fn wake(&self, now: Instant) -> Instant {
         const LONGEST: Duration = Duration::from_secs(1);
-        let mut wake = now + LONGEST;
-        let waits = [self.trouble.until(now), self.away.until(now)];
-        match waits.into_iter().flatten().max() {
-            Some(until) => wake = wake.min(until),
-            None if self.fetching.is_none() && !self.stopping && now < self.next_poll => {
-                wake = wake.min(self.next_poll);
-            }
-            None => {}
-        }
-        wake
+        let due = [
+            self.pages.due_at(now),
+            self.away.until(now),
+            self.sessions.idle_at(),
+        ];
+        due.into_iter()
+            .flatten()
+            .min()
+            .map_or(now + LONGEST, |due| due.min(now + LONGEST))
     }
 
     fn show(&self) {
