@@ -157,6 +157,7 @@ fn the_description_matches_what_is_answered() {
         "/readyz",
         "/metrics",
         "/api/v1/cluster",
+        "/api/v1/cluster/replicas",
         "/api/v1/cluster/replicas/{id}",
         "/api/v1/cluster/transfer",
         "/api/v1/groups",
@@ -219,7 +220,7 @@ fn the_description_matches_what_is_answered() {
             }
         }
     }
-    assert_eq!(checked, 13);
+    assert_eq!(checked, 14);
     let error = &api["paths"]["/api/v1/groups/{group}"]["get"]["responses"]["404"];
     let schema = &error["content"]["application/json"]["schema"];
     check(
