@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use skyschedule_client::sql::{Builder, Database, Key, Table, Task};
+use skyschedule_client::sql::{Builder, Database, Key, Metrics, Table, Task};
 use skyschedule_common::env;
 use skyschedule_tests::proxy::{Direction, Flow, Proxy};
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 
-use crate::common::crew::{Crew, NoColumns, Seen, settled};
+use crate::common::crew::{Crew, NoColumns, settled};
 use crate::common::place::Place;
 
 const TASKS: &str = "task_info";
@@ -149,42 +149,49 @@ async fn a_mark_waits_for_no_new_connection_where_there_is_another() {
     );
 }
 
-/// A query that waits for the client's rows must not keep the connection that the mark needs before rows can move.
+/// A query that waits for the client's rows must not keep the connection that marks need before rows can move.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_move_at_once_also_with_one_connection() {
-    let place = Place::sqlite().await;
+    let place = Place::postgres().await;
     place.create_tasks().await;
-    place.add_tasks(0..60_000).await;
+    place.add_tasks(0..100_000).await;
     let crew = Crew::new().await;
-    let seen = Seen::default();
-    let mut members = Vec::new();
-    for id in ["a", "b", "c", "d"] {
-        let options: SqliteConnectOptions = place.url.parse().unwrap();
-        let options = options.busy_timeout(Duration::from_secs(20));
-        let pool = SqlitePoolOptions::new().max_connections(1);
-        let pool = pool.connect_with(options).await.unwrap();
-        let seen = seen.clone();
+    let join = async |id: &'static str| {
+        let pool = PgPoolOptions::new().max_connections(1);
+        let pool = pool.connect(&place.url).await.unwrap();
+        let seen = crew.seen.clone();
         let handler = move |task: Task<NoColumns>| {
             seen.note(id, &task);
             async { Ok::<_, String>(()) }
         };
         let table = Table::new(TASKS);
-        let member = crew
-            .join_with(id, &pool.into(), table, |builder| builder, handler)
-            .await;
-        members.push(member);
-        settled(&members.iter().collect::<Vec<_>>()).await;
-        env::sleep(Duration::from_millis(100)).await;
-    }
-    for member in members {
-        let metrics = member.close().await;
-        assert_eq!(
-            (metrics.database_errors, metrics.lost_marks),
-            (0, 0),
-            "{metrics:?}"
+        crew.join_with(id, &pool.into(), table, |builder| builder, handler)
+            .await
+    };
+    let all_are_well = |metrics: Metrics| {
+        let wrong = (metrics.database_errors, metrics.lost_marks);
+        assert_eq!(wrong, (0, 0), "{metrics:?}");
+    };
+    let (a, b) = (join("a").await, join("b").await);
+    settled(&[&a, &b]).await;
+    for _ in 0..15 {
+        let begun = env::now();
+        let c = join("c").await;
+        c.until("it has rows", |metrics| metrics.started > 0).await;
+        let took = begun.elapsed();
+        assert!(
+            took < Duration::from_secs(4),
+            "the others were overtaken: {took:?}"
         );
+        all_are_well(c.close().await);
     }
-    assert_eq!(seen.by_key().len(), seen.len(), "none twice");
+    all_are_well(a.close().await);
+    all_are_well(b.close().await);
+    assert!(
+        place.with_status(0).await > 0,
+        "there was work all the time"
+    );
+    assert_eq!(crew.seen.by_key().len(), crew.seen.len(), "none twice");
     place.remove().await;
 }
 
