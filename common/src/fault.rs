@@ -31,6 +31,8 @@ pub enum Rule {
     L11,
     /// A degraded epoch above the told one is answered by a new quorum epoch above it.
     L15,
+    /// A member that knows such an epoch is renewed only after that.
+    L15Renewal,
     /// `settled` waits until every member has taken its share, and the shares cover every row.
     L17,
     /// A FIN proves the membership of its connection dead, and no other.
@@ -59,7 +61,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule, in the order of the protocol's description.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::L1,
         Self::L2,
         Self::L3,
@@ -71,6 +73,7 @@ impl Rule {
         Self::L10,
         Self::L11,
         Self::L15,
+        Self::L15Renewal,
         Self::L17,
         Self::F1,
         Self::F3,

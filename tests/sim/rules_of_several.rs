@@ -1,11 +1,11 @@
 //! The rules of which more shows with several servers: who leads changes, and one that does no more may not know it.
 
 use skyschedule_common::fault::Rule;
-use skyschedule_common::protocol::messages::Numbering;
+use skyschedule_common::protocol::messages::{Millis, Numbering};
 use skyschedule_tests::sim::profile::{Event, Profile};
 use std::time::Duration;
 
-use super::{come_and_go, exclusive, is_missed, trusting};
+use super::{come_and_go, exclusive, is_missed, restored, trusting};
 
 /// With three servers.
 fn three(mut profile: Profile) -> Profile {
@@ -62,11 +62,18 @@ fn l4_a_deposed_leader_renews_nobody() {
         (Event::Start, 12),
         (Event::Close, 4),
         (Event::Restart, 6),
-        (Event::LeaderApart, 2),
+        (Event::LeaderApart, 4),
     ];
     let mut profile = three(exclusive(Numbering::Modulo, &events));
     profile.every_ms = vec![300];
+    profile.trouble_ms = (8_000, 12_000);
     is_missed(Rule::L4, &profile, &["held twice", "token back"]);
+}
+
+/// Most servers have forgotten what a member knows.
+#[test]
+fn l15_a_renewal_waits_with_several_servers() {
+    is_missed(Rule::L15Renewal, &three(restored()), &["held twice"]);
 }
 
 #[test]
@@ -154,6 +161,8 @@ fn d3_settled_is_not_said_too_early_without_a_quorum() {
 #[test]
 fn d4_a_server_without_a_quorum_keeps_deadlines() {
     let mut profile = few_left(&[(Event::Start, 10), (Event::LastOneIsNotTold, 6)]);
+    // A connection on which nothing comes is given up after three leases, whatever the deadline: that must be too late.
+    profile.settings.drain_timeout = Millis(300);
     profile.trouble_ms = (16_000, 24_000);
     profile.handlers.slow_percent = 0;
     is_missed(Rule::D4, &profile, &["held by nobody"]);

@@ -171,8 +171,10 @@ impl Coordinator {
         if heartbeat.epoch > told && heartbeat.epoch.quorum <= MAX_LOST && !broken(Rule::L15) {
             let batch = self.batch.group(&group);
             batch.reissue.push((number, heartbeat.epoch));
-            self.heartbeats.push(*heartbeat);
-            return;
+            if !broken(Rule::L15Renewal) {
+                self.heartbeats.push(*heartbeat);
+                return;
+            }
         }
         if heartbeat.epoch == told {
             track.unseen.remove(&number);

@@ -59,6 +59,8 @@ pub enum Event {
     Backup,
     /// The servers come back with older copies of their disks, all from the same moment.
     Restore,
+    /// The servers' disks are copied, and soon afterwards a majority of them are restored from the copies.
+    RestoreByTheBook,
     /// The servers come back with empty disks.
     DiskLoss,
     /// One of several servers comes back with an empty disk.
@@ -77,8 +79,8 @@ pub enum Event {
     WelcomeThenKill,
     /// A client starts, and all servers are killed soon after it is a member, and are away for long.
     WelcomeThenAway,
-    /// The leader is cut off from the other servers, but not from its clients, until after the end of leases that it gave;
-    /// a client starts meanwhile.
+    /// The leader and some of its clients are cut off from the other servers and clients, until after the end of leases that it
+    /// gave; another client may start meanwhile.
     LeaderApart,
     /// The server that is left numbers by itself, and is restarted before the others are back.
     LastOneRestarts,
@@ -183,11 +185,18 @@ impl Profile {
             } else {
                 Numbering::Slots(16)
             }),
-            _ => Self::lost_disks(if seed % 16 == 7 {
-                Numbering::Modulo
-            } else {
-                Numbering::Slots(16)
-            }),
+            _ => {
+                let numbering = if seed % 16 == 7 {
+                    Numbering::Modulo
+                } else {
+                    Numbering::Slots(16)
+                };
+                if seed % 32 < 16 {
+                    Self::lost_disks(numbering)
+                } else {
+                    Self::restored("restored", numbering)
+                }
+            }
         };
         if dice.percent(30) {
             profile.settings.rejoin_grace = Millis(dice.pick(&[300, 1_000, 2_000]));
@@ -208,6 +217,12 @@ impl Profile {
         self.events
             .iter()
             .any(|(event, weight)| matches!(event, Event::Restore | Event::DiskLoss) && *weight > 0)
+    }
+
+    /// Whether servers are restored from a backup.
+    pub fn is_restored(&self) -> bool {
+        let is_it = |event| event == Event::RestoreByTheBook;
+        self.events.iter().any(|(event, _)| is_it(*event))
     }
 
     /// Whether most servers are away for long.
@@ -336,6 +351,26 @@ impl Profile {
             (Event::ServerKill, 6),
             (Event::ServerRestart, 3),
         ];
+        profile
+    }
+
+    /// An exclusive group whose servers are restored from a backup, by the book.
+    pub fn restored(name: &'static str, numbering: Numbering) -> Self {
+        let mut profile = Self::exclusive(name, numbering, false);
+        profile.events = vec![
+            (Event::Start, 12),
+            (Event::Close, 3),
+            (Event::Kill, 1),
+            (Event::Restart, 2),
+            (Event::Weight, 2),
+            (Event::Stall, 2),
+            (Event::Cut, 2),
+            (Event::ServerKill, 1),
+            (Event::RestoreByTheBook, 8),
+        ];
+        profile.clients = (4, 6);
+        profile.every_ms = vec![500, 1_500];
+        profile.trouble_ms = (6_000, 12_000);
         profile
     }
 

@@ -60,9 +60,11 @@ impl Profile {
             8 => Self::changing_one_at_a_time(exclusive(
                 "replicas, changing one at a time, exclusive",
             )),
-            _ => Self::all_disks_lost(numbering),
+            _ if dice.percent(50) => Self::all_disks_lost(numbering),
+            _ => Self::restored("replicas, restored", numbering).with_replicas(),
         };
-        if dice.percent(15) {
+        // Of five that are restored two begin with empty disks, and neither is filled while the other one is empty.
+        if dice.percent(15) && !profile.is_restored() {
             profile.servers = 5;
         }
         if dice.percent(30) {

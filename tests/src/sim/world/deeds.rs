@@ -198,6 +198,8 @@ impl World {
             Later::Transfer => self.transfer(None),
             Later::Weight(at) if self.machines[at].is_up => self.change_weight(at),
             Later::PowerLoss(at) if self.machines[at].is_up => self.lose_power(at),
+            Later::Close(at) if self.machines[at].is_up => self.close(at),
+            Later::Restore(at_the_latest) => self.restore(at_the_latest),
             Later::Deaf(at, spell) => self.some_are_deaf(at, spell),
             // Overtaken by events.
             _ => return,

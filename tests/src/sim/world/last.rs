@@ -10,20 +10,24 @@ use crate::sim::profile::Event;
 const MS: Duration = Duration::from_millis(1);
 
 impl World {
+    fn is_member(&self, client: usize) -> bool {
+        let machine = &self.machines[client];
+        let process = machine.process.as_ref().filter(|_| machine.is_up);
+        let client = process.and_then(|process| process.client());
+        let clock = machine.host.clock_at(self.sim.elapsed());
+        client.is_some_and(|client| client.inspect_at(clock).membership.is_some())
+    }
+
     /// The client that all wait for has become a member.
     pub(super) fn spring_ambush(&mut self) {
         let Some((client, event)) = self.ambush else {
             return;
         };
-        let machine = &self.machines[client];
-        let process = machine.process.as_ref().filter(|_| machine.is_up);
-        let Some(process) = process else {
+        if !self.machines[client].is_up {
             self.ambush = None;
             return;
-        };
-        let clock = machine.host.clock_at(self.sim.elapsed());
-        let inside = process.client().map(|client| client.inspect_at(clock));
-        if inside.is_none_or(|inside| inside.membership.is_none()) {
+        }
+        if !self.is_member(client) {
             return;
         }
         self.ambush = None;
@@ -44,17 +48,33 @@ impl World {
         }
     }
 
-    /// False: nobody leads.
-    pub(super) fn leader_apart(&mut self, client: usize) -> bool {
+    /// False: nobody leads, or there are no two clients of which one could stay with the leader, and one with the others.
+    pub(super) fn leader_apart(&mut self, down: &[usize]) -> bool {
+        let mut members = self.machines_that(|machine| machine.is_up && !machine.host.is_stopped());
+        members.retain(|at| self.is_member(*at));
         let Some(leader) = self.leader() else {
             return false;
         };
-        let mut links = self.network.of(Place::Server(leader));
-        links.retain(|between| matches!(between.from, Place::Server(_)));
+        if members.is_empty() || members.len() + down.len() < 2 {
+            return false;
+        }
+        let mut with_leader = vec![members.swap_remove(self.dice.index(members.len()))];
+        members.retain(|_| self.dice.percent(30));
+        if members.len() + 1 < self.machines_that(|machine| machine.is_up).len() {
+            with_leader.append(&mut members);
+        }
+        let is_across = |between: &Between| match between.from {
+            Place::Server(at) => (at == leader) != (between.server == leader),
+            Place::Client(at) => with_leader.contains(&at) != (between.server == leader),
+        };
+        let links: Vec<Between> = self.network.all().into_iter().filter(is_across).collect();
         let apart = self.dice.millis(4_500, 6_000);
         self.link(&links, Link::Cut(Way::Both), apart);
-        let later = self.dice.millis(100, 1_500);
-        self.schedule(later, Later::Start(client));
+        if !down.is_empty() {
+            let client = self.dice.pick(down);
+            let later = self.dice.millis(100, 1_500);
+            self.schedule(later, Later::Start(client));
+        }
         self.quiet_until = self.now() + apart;
         true
     }
@@ -96,13 +116,18 @@ impl World {
         self.schedule(soon, Later::KillServer(at, away));
     }
 
-    pub(super) fn last_one_is_not_told(&mut self, at: usize, running: &[usize]) {
-        let numbered = self.numbered_after();
+    /// The client that dies has rows that were another one's. False: there are no two, or rows are moving.
+    pub(super) fn last_one_is_not_told(&mut self, at: usize, running: &[usize]) -> bool {
         let clients = self.machines_that(|machine| machine.is_up);
+        if clients.len() < 2 || self.oracle.settled(&self.views()).is_err() {
+            return false;
+        }
+        let numbered = self.numbered_after();
         self.leave_only(at, running, numbered + 11_000 * MS);
-        let [one, other] = [self.dice.pick(&clients), self.dice.pick(&clients)];
+        let one = self.dice.pick(&clients);
         self.schedule(numbered, Later::Weight(one));
-        self.schedule(numbered + 1_500 * MS, Later::PowerLoss(other));
+        self.schedule(numbered + 1_500 * MS, Later::PowerLoss(one));
+        true
     }
 
     pub(super) fn last_one_follows(&mut self, at: usize, running: &[usize]) {

@@ -2,7 +2,7 @@
 //!
 //! | file | one idea |
 //! |---|---|
-//! | `trouble`, `last` | what happens; to the last server that is left |
+//! | `trouble`, `last`, `restore` | what happens; to the last server that is left; when servers are restored from a backup |
 //! | `deeds`, `servers`, `members` | how it is done: to clients, to servers, to which servers there are |
 //! | `quiet` | the end, in which all must come right |
 
@@ -20,6 +20,7 @@ mod deeds;
 mod last;
 mod members;
 mod quiet;
+mod restore;
 mod servers;
 mod trouble;
 
@@ -72,6 +73,9 @@ enum Later {
     Weight(usize),
     Deaf(usize, Duration),
     PowerLoss(usize),
+    Close(usize),
+    /// Not before rows are at rest, or then.
+    Restore(Duration),
 }
 
 impl Later {
@@ -83,6 +87,7 @@ impl Later {
                 | Self::ResumeServer(_)
                 | Self::LosePower(_)
                 | Self::KillServer(..)
+                | Self::Restore(_)
         )
     }
 }
@@ -108,6 +113,8 @@ pub struct World {
     last_event: Duration,
     /// Nothing new happens before.
     quiet_until: Duration,
+    /// No server may be started before.
+    restored_at: Duration,
     /// What befalls the servers when this client is a member.
     ambush: Option<(usize, Event)>,
     calm: Arc<AtomicBool>,
@@ -213,6 +220,7 @@ impl World {
             scheduled: 0,
             last_event: Duration::ZERO,
             quiet_until: Duration::ZERO,
+            restored_at: Duration::ZERO,
             ambush: None,
             calm: Arc::default(),
             group: GroupName::new(GROUP).unwrap(),
@@ -254,7 +262,7 @@ impl World {
         };
         let every = self.dice.pick(&self.profile.every_ms);
         let mut next = self.now() + self.dice.millis(100, 600);
-        while self.now() < end {
+        while self.now() < end.max(self.restored_at) {
             if self.now() >= next.max(self.quiet_until) {
                 next = self.now() + self.dice.millis(1, 2 * every);
                 self.something_happens();

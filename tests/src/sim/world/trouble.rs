@@ -36,10 +36,7 @@ impl World {
             .collect();
         let from = match event {
             Event::Start | Event::TwoStarts => down.clone(),
-            Event::JoinThenAway
-            | Event::WelcomeThenKill
-            | Event::WelcomeThenAway
-            | Event::LeaderApart
+            Event::JoinThenAway | Event::WelcomeThenKill | Event::WelcomeThenAway
                 if down.is_empty() =>
             {
                 return false;
@@ -218,18 +215,10 @@ impl World {
                 self.start(client);
                 self.ambush = Some((client, event));
             }
-            Event::LeaderApart => {
-                let client = self.dice.pick(down);
-                return self.leader_apart(client);
-            }
+            Event::LeaderApart => return self.leader_apart(down),
             Event::LastOneRestarts => self.last_one_restarts(at, &running),
             Event::LastOneDies => self.last_one_dies(at, &running),
-            Event::LastOneIsNotTold => {
-                if self.machines_that(|machine| machine.is_up).is_empty() {
-                    return false;
-                }
-                self.last_one_is_not_told(at, &running);
-            }
+            Event::LastOneIsNotTold => return self.last_one_is_not_told(at, &running),
             Event::LastOneFollows => self.last_one_follows(at, &running),
             Event::CrashAtCommit => {
                 if let Some(at) = down.first().copied().filter(|_| self.dice.percent(70)) {
@@ -254,6 +243,7 @@ impl World {
                 }
             }
             Event::Backup => self.back_up(),
+            Event::RestoreByTheBook => return self.restore_by_the_book(&running, down),
             Event::Restore => return self.replace_disks(true),
             Event::DiskLoss => {
                 self.replace_disks(false);
@@ -397,6 +387,7 @@ fn is_of_server(event: Event) -> bool {
             | Event::Blackout
             | Event::Backup
             | Event::Restore
+            | Event::RestoreByTheBook
             | Event::DiskLoss
             | Event::OneDiskLost
             | Event::PeerCut
