@@ -76,7 +76,7 @@ async fn lost_connections(place: Place) {
     let (proxy, database) = behind_proxy(&place, 10).await;
     match &database {
         Database::Postgres(pool) => {
-            drop(try_join_all((0..8).map(|_| pool.acquire())).await.unwrap())
+            drop(try_join_all((0..8).map(|_| pool.acquire())).await.unwrap());
         }
         Database::MySql(pool) => drop(try_join_all((0..8).map(|_| pool.acquire())).await.unwrap()),
         Database::Sqlite(_) => {}
