@@ -187,6 +187,14 @@ impl Core {
         let welcomed = match welcomed {
             Welcomed::New => "new",
             Welcomed::Resumed => "resumed",
+            Welcomed::Contradicted => {
+                warn!(
+                    group, server, %membership, %epoch,
+                    "the servers go by another share than this client was told: they were restored from an older copy. It works \
+                     on nothing until they tell it anew"
+                );
+                "contradicted"
+            }
         };
         info!(group, server, %membership, %epoch, welcomed, "this server serves the client");
         self.served_by(from, now);

@@ -77,6 +77,8 @@ pub(crate) enum Welcomed {
     New,
     /// The one it had.
     Resumed,
+    /// The one it had, but the server goes by another share under the same epoch.
+    Contradicted,
 }
 
 /// A server gave this client a second membership beside the one it has.
@@ -238,9 +240,22 @@ impl Permit {
         }
         holding.membership = membership;
         holding.terms = terms;
+        let is_present = membership == present;
+        let is_known = is_present && epoch == holding.epoch && !broken(Rule::C3);
+        let contradicts = is_known && share != holding.share;
         self.stop_autonomy();
+        if contradicts {
+            // The servers have lost what they told this client, and give its epochs out again. It keeps nothing, and asks for
+            // an epoch that nobody has seen: they answer one above what they know by such a one (L15).
+            let beyond = Epoch {
+                quorum: epoch.quorum.saturating_add(1),
+                ..epoch
+            };
+            self.told(membership, beyond, Share::none_of(share.total()));
+            return Ok(Welcomed::Contradicted);
+        }
         self.told(membership, epoch, share);
-        Ok(if membership == present {
+        Ok(if is_present {
             Welcomed::Resumed
         } else {
             Welcomed::New

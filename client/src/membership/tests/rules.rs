@@ -126,6 +126,49 @@ fn a_server_that_comes_to_lead_is_asked_anew() {
     assert!(play.take().contains(&(0, attach(None, 0))));
 }
 
+/// Servers that were restored from an older copy, and went on with somebody else first, may give out an epoch that this
+/// client knows with another share.
+#[test]
+fn a_known_epoch_with_another_share_leaves_nothing_and_asks_for_one_above_it() {
+    for terms in [AVAILABLE, EXCLUSIVE] {
+        let mut play = Play::member(1, share(4, &[0, 1]), terms);
+        let row = play.begin(1);
+        play.lose(0);
+        play.pass(500);
+        play.open(0, Serving::Quorum);
+        play.sent.clear();
+        play.hear(0, welcome(M, 1, share(4, &[0, 2]), terms));
+        let holding = play.permit.holding().unwrap();
+        assert!(holding.share.is_empty(), "{:?}", holding.share);
+        let sent = play.take();
+        let is_beyond = |message: &ClientMessage| match message {
+            ClientMessage::Heartbeat { epoch, .. } | ClientMessage::Released { epoch, .. } => {
+                *epoch == Epoch::quorum(2)
+            }
+            _ => true,
+        };
+        assert!(
+            sent.iter().all(|(_, message)| is_beyond(message)),
+            "{sent:?}"
+        );
+        let heartbeat = |(_, message): &(usize, ClientMessage)| {
+            matches!(message, ClientMessage::Heartbeat { .. })
+        };
+        assert!(sent.iter().any(heartbeat), "{sent:?}");
+        play.finish(&row);
+        play.hear(0, told(1_000, share(4, &[0, 2])));
+        assert_eq!(play.permit.holding().unwrap().share, share(4, &[0, 2]));
+        let sent = play.take();
+        let is_release = |(_, message): &(usize, ClientMessage)| match message {
+            ClientMessage::Released { epoch, keeping, .. } => {
+                *epoch == Epoch::quorum(1_000) && keeping.is_empty()
+            }
+            _ => false,
+        };
+        assert!(sent.iter().any(is_release), "{sent:?}");
+    }
+}
+
 #[test]
 fn an_answer_renews_from_when_its_own_heartbeat_was_sent() {
     let mut play = Play::member(1, share(1, &[0]), EXCLUSIVE);
