@@ -291,6 +291,10 @@ impl Formation {
     /// Nobody but the others knows what this replica has forgotten: it comes back when all voters have told, or
     /// waits to be added if it is no member. A list of voters that is out of date does no harm: at least one of
     /// them knows the next one.
+    ///
+    /// Others may have lost their disks, too, as long as most have not: until one is brought up it does not vote, so that a
+    /// leader has the votes of a majority that has forgotten nothing. Fewer than a majority have forgotten something, so that
+    /// each majority that ever decided or voted has one in common with that.
     async fn come_back(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), String> {
         let Some(known) = &self.found else {
             return Ok(());
@@ -315,21 +319,23 @@ impl Formation {
             .filter(|(_, status)| status.standing != Standing::Full)
             .map(|(id, _)| *id)
             .collect();
-        if !blank.is_empty() {
+        let full = statuses.iter().filter(|(id, _)| !blank.contains(id));
+        let full: Vec<&Status> = full.map(|(_, status)| *status).collect();
+        if full.len() <= voters.len() / 2 {
             return Err(format!(
-                "replicas {blank:?} have lost their disks as well as this one: give at least all but one of the \
-                 replicas their disks back, or begin anew with empty disks for all; clients that know of later \
-                 decisions then make the cluster go on above them"
+                "replicas {blank:?} have lost their disks as well as this one: give a majority of the replicas their disks \
+                 back, or begin anew with empty disks for all; clients that know of later decisions then make the cluster \
+                 go on above them"
             ));
         }
-        let clusters: Vec<_> = statuses.values().map(|status| status.cluster).collect();
+        let clusters: Vec<_> = full.iter().map(|status| status.cluster).collect();
         let Some(Some(cluster)) = clusters.first() else {
             return Ok(());
         };
         if clusters.iter().any(|other| *other != Some(*cluster)) {
             return Err("the other replicas are of different clusters".into());
         }
-        let term = statuses.values().map(|status| status.term).max();
+        let term = full.iter().map(|status| status.term).max();
         let term = term.unwrap_or(0);
         tracing::warn!(%cluster, term, "this replica's disk is empty; the others bring it up");
         let standing = Standing::Returning { term };

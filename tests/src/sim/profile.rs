@@ -219,12 +219,6 @@ impl Profile {
             .any(|(event, weight)| matches!(event, Event::Restore | Event::DiskLoss) && *weight > 0)
     }
 
-    /// Whether servers are restored from a backup.
-    pub fn is_restored(&self) -> bool {
-        let is_it = |event| event == Event::RestoreByTheBook;
-        self.events.iter().any(|(event, _)| is_it(*event))
-    }
-
     /// Whether most servers are away for long.
     pub fn goes_without_quorum(&self) -> bool {
         self.events

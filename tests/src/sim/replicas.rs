@@ -63,8 +63,7 @@ impl Profile {
             _ if dice.percent(50) => Self::all_disks_lost(numbering),
             _ => Self::restored("replicas, restored", numbering).with_replicas(),
         };
-        // Of five that are restored two begin with empty disks, and neither is filled while the other one is empty.
-        if dice.percent(15) && !profile.is_restored() {
+        if dice.percent(15) {
             profile.servers = 5;
         }
         if dice.percent(30) {
