@@ -14,9 +14,12 @@ use skyschedule_tests::server::Server;
 
 const GROUP: &str = "1000";
 
-/// Leases that are short, but longer than a server takes to restart on a busy machine.
-async fn leases(server: &Server) {
-    let settings = serde_json::json!({ "lease_ms": 4_000, "drain_timeout_ms": 1_000 });
+/// Leases that are longer than it takes to restart one server of several, or a server alone, on a busy machine.
+const OF_SEVERAL: u64 = 4_000;
+const ALONE: u64 = 12_000;
+
+async fn leases(server: &Server, millis: u64) {
+    let settings = serde_json::json!({ "lease_ms": millis, "drain_timeout_ms": 1_000 });
     server.admin().configure(GROUP, &settings).await;
 }
 
@@ -35,7 +38,7 @@ async fn works(member: &Member) {
 async fn replicas_come_and_go_until_all_are_others_and_no_share_moves() {
     let mut cluster = Cluster::start().await;
     let leader = cluster.leader().await;
-    leases(&cluster.servers[leader]).await;
+    leases(&cluster.servers[leader], OF_SEVERAL).await;
     let busy = |options: Options| options.flag("--keys", "300").flag("--work-ms", "20");
     // One of them was told of only one server, which is about to be removed.
     let only = Options::new(cluster.servers[leader].address(), GROUP, "knows-one");
@@ -207,7 +210,7 @@ async fn the_named_replica_leads_and_impossible_changes_are_refused() {
 #[tokio::test]
 async fn a_server_alone_becomes_one_of_three_and_keeps_its_members() {
     let mut server = Server::start().await;
-    leases(&server).await;
+    leases(&server, ALONE).await;
     let members: Vec<Member> = (0..2)
         .map(|at| Member::start(server.address(), GROUP, &format!("client-{at}")))
         .collect();
