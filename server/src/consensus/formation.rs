@@ -292,9 +292,9 @@ impl Formation {
     /// waits to be added if it is no member. A list of voters that is out of date does no harm: at least one of
     /// them knows the next one.
     ///
-    /// Others may have lost their disks, too, as long as most have not: until one is brought up it does not vote, so that a
-    /// leader has the votes of a majority that has forgotten nothing. Fewer than a majority have forgotten something, so that
-    /// each majority that ever decided or voted has one in common with that.
+    /// Others may have lost their disks, too, as long as each majority has one that has forgotten nothing: until one is
+    /// brought up it does not vote, so that a new leader has the votes of a majority that has forgotten nothing, and that one
+    /// has a replica in common with each majority that ever decided or voted.
     async fn come_back(&self, statuses: &BTreeMap<u16, Status>) -> Result<(), String> {
         let Some(known) = &self.found else {
             return Ok(());
@@ -321,7 +321,7 @@ impl Formation {
             .collect();
         let full = statuses.iter().filter(|(id, _)| !blank.contains(id));
         let full: Vec<&Status> = full.map(|(_, status)| *status).collect();
-        if full.len() <= voters.len() / 2 {
+        if voters.len() - full.len() > voters.len() / 2 {
             return Err(format!(
                 "replicas {blank:?} have lost their disks as well as this one: give a majority of the replicas their disks \
                  back, or begin anew with empty disks for all; clients that know of later decisions then make the cluster \

@@ -4,8 +4,8 @@
 //! told it enough, it must neither vote nor confirm anything, or a decision could be lost, or made twice:
 //!
 //! - [`Standing::Blank`]: it takes part in nothing. It becomes `Full` when a cluster forms of replicas that
-//!   are all blank; or `Returning` when *every* other replica has told its term, and most of all have
-//!   forgotten nothing.
+//!   are all blank; or `Returning` when *every* other replica has told its term, and no majority of
+//!   all has forgotten something as a whole.
 //! - [`Standing::Returning`]: it follows leaders of the newest of these terms or later, and no older: whoever
 //!   had its forgotten vote or confirmation was in none later. It does not vote. It becomes `Full` when it
 //!   has all that such a leader had committed.
