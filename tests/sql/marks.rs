@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use skyschedule_client::sql::{Builder, Database, Key, Metrics, Table, Task};
+use skyschedule_client::sql::{Builder, Database, Key, Table, Task};
 use skyschedule_common::env;
 use skyschedule_tests::proxy::{Direction, Flow, Proxy};
-use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 
-use crate::common::crew::{Crew, NoColumns, settled};
+use crate::common::crew::{Crew, NoColumns};
 use crate::common::place::Place;
 
 const TASKS: &str = "task_info";
@@ -147,52 +146,6 @@ async fn a_mark_waits_for_no_new_connection_where_there_is_another() {
         no_new_connections(Place::postgres().await),
         no_new_connections(Place::mariadb().await),
     );
-}
-
-/// A query that waits for the client's rows must not keep the connection that marks need before rows can move.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_move_at_once_also_with_one_connection() {
-    let place = Place::postgres().await;
-    place.create_tasks().await;
-    place.add_tasks(0..100_000).await;
-    let crew = Crew::new().await;
-    let join = async |id: &'static str| {
-        let pool = PgPoolOptions::new().max_connections(1);
-        let pool = pool.connect(&place.url).await.unwrap();
-        let seen = crew.seen.clone();
-        let handler = move |task: Task<NoColumns>| {
-            seen.note(id, &task);
-            async { Ok::<_, String>(()) }
-        };
-        let table = Table::new(TASKS);
-        crew.join_with(id, &pool.into(), table, |builder| builder, handler)
-            .await
-    };
-    let all_are_well = |metrics: Metrics| {
-        let wrong = (metrics.database_errors, metrics.lost_marks);
-        assert_eq!(wrong, (0, 0), "{metrics:?}");
-    };
-    let (a, b) = (join("a").await, join("b").await);
-    settled(&[&a, &b]).await;
-    for _ in 0..15 {
-        let begun = env::now();
-        let c = join("c").await;
-        c.until("it has rows", |metrics| metrics.started > 0).await;
-        let took = begun.elapsed();
-        assert!(
-            took < Duration::from_secs(4),
-            "the others were overtaken: {took:?}"
-        );
-        all_are_well(c.close().await);
-    }
-    all_are_well(a.close().await);
-    all_are_well(b.close().await);
-    assert!(
-        place.with_status(0).await > 0,
-        "there was work all the time"
-    );
-    assert_eq!(crew.seen.by_key().len(), crew.seen.len(), "none twice");
-    place.remove().await;
 }
 
 /// A handler that blocks its thread among others that end at once.
